@@ -1,0 +1,1 @@
+"""Coroutines that carry decisions out. They know domain, wire and ports, and no concrete adapter."""
