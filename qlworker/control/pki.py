@@ -1,0 +1,181 @@
+"""The small private certificate authority of a control plane: one CA, server certificates, worker certificates.
+
+Every key is ECDSA P-256 as PKCS#8 PEM without a passphrase; whoever stores one keeps the file private. `cryptography` is
+imported inside the functions: it costs a process 8 to 17 MiB that a steady one does not need (design.md §3).
+Source: wire-protocol.md §1.1, §9.1, §9.2.
+"""
+
+import datetime
+import ipaddress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ..domain.text import check_text, check_worker_id
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+AUTHORITY_DAYS: Final = 3650
+SERVER_DAYS: Final = 825
+WORKER_DAYS: Final = 90
+
+# A router without a battery-backed clock may lag behind the box that signed its certificate.
+_CLOCK_LAG: Final = datetime.timedelta(hours=1)
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A certificate and its private key, both PEM. The key never shows in a repr."""
+
+    certificate: bytes
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"<Identity certificate of {len(self.certificate)} bytes>"
+
+
+def new_authority(common_name: str, days: int = AUTHORITY_DAYS) -> Identity:
+    """A self-signed CA. Raises ValueError for a name that is not 1 to 64 bytes, or for `days` below 1."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    check_text(common_name, "the authority's name", minimum=1, maximum=64)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(common_name)
+    builder = (
+        _builder(key, name, days)
+        .issuer_name(name)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+    )
+    return _sign(builder, key, key)
+
+
+def issue_server(authority: Identity, names: list[str], days: int = SERVER_DAYS) -> Identity:
+    """A server certificate for `names`, each a DNS name or an IP literal; the first one is its subject as well.
+
+    Raises ValueError when `names` is empty or one of them cannot stand in a certificate.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    if not names:
+        raise ValueError("a server certificate needs at least one DNS name or IP address")
+    # A common name holds 64 characters at most, a DNS name up to 253; clients look at the alternative names only.
+    subject = names[0] if len(names[0]) <= 64 else "control-plane"
+    return _issue(
+        authority,
+        subject,
+        days,
+        ExtendedKeyUsageOID.SERVER_AUTH,
+        x509.SubjectAlternativeName([_alternative_name(name) for name in names]),
+    )
+
+
+def issue_worker(authority: Identity, worker_id: str, days: int = WORKER_DAYS) -> Identity:
+    """A client certificate whose subject is `CN=<worker id>` (wire-protocol §9.1).
+
+    Raises ValueError for a worker id that is not one, or above 64 characters: a common name holds no more.
+    """
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    check_worker_id(worker_id)
+    if len(worker_id) > 64:
+        raise ValueError("workerId must be at most 64 characters to be the subject of a certificate")
+    return _issue(authority, worker_id, days, ExtendedKeyUsageOID.CLIENT_AUTH, None)
+
+
+def _issue(
+    authority: Identity,
+    subject: str,
+    days: int,
+    usage: "x509.ObjectIdentifier",
+    alternative_names: "x509.SubjectAlternativeName | None",
+) -> Identity:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    issuer_key = load_pem_private_key(authority.key, None)
+    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey) or issuer_key.public_key() != issuer.public_key():
+        raise ValueError("the authority's key does not belong to its certificate")
+    key = ec.generate_private_key(ec.SECP256R1())
+    identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        _builder(key, _name(subject), days, issuer.not_valid_after_utc)
+        .issuer_name(issuer.subject)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+    )
+    if alternative_names is not None:
+        builder = builder.add_extension(alternative_names, critical=False)
+    return _sign(builder, key, issuer_key)
+
+
+def _builder(
+    key: "ec.EllipticCurvePrivateKey", subject: "x509.Name", days: int, latest: datetime.datetime | None = None
+) -> "x509.CertificateBuilder":
+    """Everything but the issuer and the extensions; never valid beyond `latest`, where a chain would break anyway."""
+    from cryptography import x509
+
+    if days < 1:
+        raise ValueError("a certificate must be valid for at least one day")
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    end = now + datetime.timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_LAG)
+        .not_valid_after(end if latest is None else min(end, latest))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _sign(
+    builder: "x509.CertificateBuilder", key: "ec.EllipticCurvePrivateKey", issuer_key: "ec.EllipticCurvePrivateKey"
+) -> Identity:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    return Identity(
+        certificate=builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+        key=key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
+
+
+def _name(common_name: str) -> "x509.Name":
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _key_usage(*, signs_certificates: bool) -> "x509.KeyUsage":
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative_name(name: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        check_text(name, "a server name", minimum=1, maximum=253)
+        return x509.DNSName(name)
