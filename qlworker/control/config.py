@@ -1,0 +1,258 @@
+"""qlcontrol.toml: one file, decoded into frozen settings. Every default and every bound of the control plane is here.
+
+Durations are seconds in the file and milliseconds behind the properties that end in `_ms`. A relative path is relative to
+the directory of the file. Source: control-plane.md §19, wire-protocol.md §1.5.
+"""
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ..domain.errors import Misconfigured
+
+CONFIG_NAME: Final = "qlcontrol.toml"
+CONFIG_VARIABLE: Final = "QLCONTROL_CONFIG"
+SYSTEM_CONFIG: Final = Path("/etc/qlcontrol") / CONFIG_NAME
+CONFIG_BYTES: Final = 64 * 1024
+
+# sockaddr_un holds 108 bytes with the closing NUL (unix(7)).
+SOCKET_PATH_BYTES: Final = 107
+
+_CHOICES: Final = {
+    "dialect.capabilities": 'it must be "later" or "baseline"',
+    "dialect.secrets": 'it must be "v2" or "v1"',
+}
+_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
+
+
+def _within(name: str, value: float, low: float, high: float, unit: str = "") -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value:g}, it must be {low:g} to {high:g}{unit and ' '}{unit}")
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file; an unknown key is refused."""
+
+
+class Listen(_Section, frozen=True, kw_only=True):
+    """Where workers connect. Port 0 lets the kernel choose; the ready line tells which."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - routers come from outside; certificates keep strangers out
+    port: int = 5801
+
+    def __post_init__(self) -> None:
+        if not self.host or len(self.host) > 253:
+            raise ValueError("listen.host must be 1 to 253 characters")
+        _within("listen.port", self.port, 0, 65_535)
+
+
+class Tls(_Section, frozen=True, kw_only=True):
+    """The server's own certificate and key, and the authorities whose client certificates are accepted."""
+
+    certificate: Path = Path("tls/certificate.pem")
+    key: Path = Path("tls/key.pem")
+    client_ca: Path = Path("ca/certificate.pem")
+    handshake_timeout_s: float = 10
+
+    def __post_init__(self) -> None:
+        _within("tls.handshake_timeout_s", self.handshake_timeout_s, 0.1, 60, "seconds")
+
+
+class Authority(_Section, frozen=True, kw_only=True):
+    """The private authority that `qlcontrol worker add` signs with. Its key is never read by `qlcontrol serve`."""
+
+    certificate: Path = Path("ca/certificate.pem")
+    key: Path = Path("ca/key.pem")
+
+
+class Storage(_Section, frozen=True, kw_only=True):
+    """Everything that is kept. An empty `database` means SQLite in the file `qlcontrol.sqlite` of the data directory."""
+
+    data: Path = Path()
+    database: str = ""
+    pepper: Path = Path("pepper")
+    secrets: Path = Path("secrets")
+    artifacts: Path = Path("artifacts")
+    live: Path = Path("live")
+
+
+class Operator(_Section, frozen=True, kw_only=True):
+    """The Unix socket of the `qlcontrol` commands. Whoever may open it may do everything."""
+
+    socket: Path = Path("run/operator.sock")
+
+
+class Sessions(_Section, frozen=True, kw_only=True):
+    """The range inside which a worker may choose its session lease."""
+
+    lease_min_s: float = 5
+    lease_max_s: float = 600
+
+    def __post_init__(self) -> None:
+        _within("sessions.lease_min_s", self.lease_min_s, 5, 600, "seconds")
+        _within("sessions.lease_max_s", self.lease_max_s, self.lease_min_s, 600, "seconds")
+
+
+class Runs(_Section, frozen=True, kw_only=True):
+    """The run lease, granted at the claim and at every renewal.
+
+    90 s: a slow router that needs 20 s to start its worker again still finds its lease alive, after a power cut too.
+    """
+
+    lease_s: float = 90
+
+    def __post_init__(self) -> None:
+        _within("runs.lease_s", self.lease_s, 5, 600, "seconds")
+
+
+class Limits(_Section, frozen=True, kw_only=True):
+    """Bounds of the worker listener (wire-protocol §1.5)."""
+
+    body_bytes: int = 65_536
+    in_flight: int = 64
+    request_timeout_s: float = 15
+    authentication_window_s: float = 60
+    authentication_per_peer: int = 120
+    authentication_global: int = 1_200
+    authentication_peers: int = 4_096
+
+    def __post_init__(self) -> None:
+        _within("limits.body_bytes", self.body_bytes, 1_024, 65_536, "bytes")
+        _within("limits.in_flight", self.in_flight, 1, 256)
+        _within("limits.request_timeout_s", self.request_timeout_s, 0.1, 120, "seconds")
+        _within("limits.authentication_window_s", self.authentication_window_s, 1, 3_600, "seconds")
+        _within("limits.authentication_per_peer", self.authentication_per_peer, 1, 1_000_000)
+        _within("limits.authentication_global", self.authentication_global, 1, 1_000_000)
+        _within("limits.authentication_peers", self.authentication_peers, 1, 65_536)
+
+
+class Dialect(_Section, frozen=True, kw_only=True):
+    """Which of the contract's dialects this server speaks (wire-protocol §0.1)."""
+
+    capabilities: Literal["later", "baseline"] = "later"
+    secrets: Literal["v2", "v1"] = "v2"
+
+
+class Settings(_Section, frozen=True, kw_only=True):
+    """Everything of the file, with absolute paths after `load`."""
+
+    listen: Listen = Listen()
+    tls: Tls = Tls()
+    authority: Authority = Authority()
+    storage: Storage = Storage()
+    operator: Operator = Operator()
+    sessions: Sessions = Sessions()
+    runs: Runs = Runs()
+    limits: Limits = Limits()
+    dialect: Dialect = Dialect()
+
+    @property
+    def database_url(self) -> str:
+        """The SQLAlchemy URL. May hold a password: never shown."""
+        return self.storage.database or f"sqlite:///{self.storage.data / 'qlcontrol.sqlite'}"
+
+    @property
+    def run_lease_ms(self) -> int:
+        """Length of a run lease in milliseconds, 5 000 to 600 000."""
+        return round(self.runs.lease_s * 1000)
+
+    @property
+    def session_lease_min_ms(self) -> int:
+        """Shortest session lease a worker may ask for, in milliseconds."""
+        return round(self.sessions.lease_min_s * 1000)
+
+    @property
+    def session_lease_max_ms(self) -> int:
+        """Longest session lease a worker may ask for, in milliseconds."""
+        return round(self.sessions.lease_max_s * 1000)
+
+    def rooted_at(self, directory: Path) -> "Settings":
+        """These settings with every relative path put below `directory`, which must be absolute.
+
+        Raises ValueError when the socket's path is longer than the kernel takes.
+        """
+
+        def rooted(section: Any) -> Any:
+            paths = {
+                name: Path(os.path.normpath(directory / value))
+                for name in section.__struct_fields__
+                if isinstance(value := getattr(section, name), Path)
+            }
+            return msgspec.structs.replace(section, **paths)
+
+        settings = msgspec.structs.replace(
+            self,
+            tls=rooted(self.tls),
+            authority=rooted(self.authority),
+            storage=rooted(self.storage),
+            operator=rooted(self.operator),
+        )
+        length = len(os.fsencode(settings.operator.socket))
+        if length > SOCKET_PATH_BYTES:
+            raise ValueError(
+                f"operator.socket is {length} bytes long, a Unix socket's path must be 1 to {SOCKET_PATH_BYTES} bytes: "
+                "name a shorter one, or use a shorter directory"
+            )
+        return settings
+
+
+def default_config() -> Path:
+    """Where commands look for the file when no `--config` names it: `QLCONTROL_CONFIG`, else /etc/qlcontrol."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    return Path(named) if named else SYSTEM_CONFIG
+
+
+def load(path: Path) -> Settings:
+    """The settings in the file `path`.
+
+    Raises Misconfigured with the file, the key, its value and what is allowed.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(CONFIG_BYTES + 1)
+    except OSError as error:
+        raise Misconfigured(f"cannot read {path}: {error.strerror}; name the file with --config") from error
+    if len(data) > CONFIG_BYTES:
+        raise Misconfigured(f"cannot use {path}: it is longer than {CONFIG_BYTES} bytes")
+    try:
+        raw = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise Misconfigured(f"cannot use {path}: it is not UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise Misconfigured(f"cannot use {path}: it is not TOML: {error}") from error
+    try:
+        settings = msgspec.convert(raw, Settings, dec_hook=_decode_path)
+        return settings.rooted_at(path.absolute().parent)
+    except ValueError as error:
+        raise Misconfigured(f"cannot use {path}: {_explain(str(error), raw)}") from error
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    if kind is not Path:
+        raise NotImplementedError(kind)
+    if not isinstance(value, str) or not value or "\x00" in value:
+        raise ValueError("a path must be a text that is not empty")
+    return Path(value)
+
+
+def _explain(text: str, raw: dict[str, Any]) -> str:
+    """msgspec's text with the key in front and the value behind it, in the words of a TOML file."""
+    found = _AT.search(text)
+    if found is None:
+        return (text[:1].lower() + text[1:]).replace("object ", "the file ", 1)
+    reason, path = text[: found.start()], found["path"]
+    value: Any = raw
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    reason = (reason[:1].lower() + reason[1:]).replace("`object`", "a table").replace("object ", "the table ")
+    if reason.startswith("the table"):
+        return f"in [{path}]: {reason}"
+    if isinstance(value, dict):
+        return reason  # a bound's own text names key, value and range
+    if path == "storage.database":
+        return f"{path}: {reason}"  # a URL may hold a password
+    return f"{path} is {value!r}: {_CHOICES.get(path, reason)}"
