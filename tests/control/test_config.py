@@ -83,7 +83,7 @@ def test_a_wrong_database_value_is_not_shown_because_it_may_hold_a_password(tmp_
 
 
 def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="cannot read .*absent.toml.*--config"):
+    with pytest.raises(Misconfigured, match=r"cannot read .*absent\.toml.*--config"):
         load(tmp_path / "absent.toml")
 
 
