@@ -130,7 +130,12 @@ class OutputRequest(LeaseFence, frozen=True, kw_only=True):
 
 
 class OutputResponse(Document, frozen=True, kw_only=True):
-    """How far the live view reaches now."""
+    """How far the live view reaches now, and a hint that `lease-control` has a stop to tell: it only saves waiting, the stop
+    itself comes by lease-control."""
 
     schema: Literal["qlworker/remote-worker-output@v1"]
     next_offset: int
+    stop_requested: bool
+
+    def __post_init__(self) -> None:
+        check_integer(self.next_offset, "nextOffset")
