@@ -7,7 +7,7 @@ Source: wire-protocol.md §1.1, §9.1, §9.2.
 
 import datetime
 import ipaddress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -33,6 +33,9 @@ class Identity(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"<Identity certificate of {len(self.certificate)} bytes>"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("certificate_bytes", len(self.certificate))]
 
 
 def new_authority(common_name: str, days: int = AUTHORITY_DAYS) -> Identity:
