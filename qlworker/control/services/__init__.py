@@ -1,0 +1,1 @@
+"""The worker operations: functions over an open transaction, the calling session and one wire request."""
