@@ -26,6 +26,7 @@ _CHOICES: Final = {
     "dialect.capabilities": 'it must be "later" or "baseline"',
     "dialect.secrets": 'it must be "v2" or "v1"',
 }
+_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z|[0-9A-Fa-f:.]{2,45}\Z")
 _AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
 
 
@@ -39,14 +40,19 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Listen(_Section, frozen=True, kw_only=True):
-    """Where workers connect. Port 0 lets the kernel choose; the ready line tells which."""
+    """Where workers connect. Port 0 lets the kernel choose; the ready line tells which.
 
+    `name` is how workers reach this host: it stands in their kits and must stand in the server's certificate.
+    """
+
+    name: str = "localhost"
     host: str = "0.0.0.0"  # noqa: S104 - routers come from outside; certificates keep strangers out
     port: int = 5801
 
     def __post_init__(self) -> None:
-        if not self.host or len(self.host) > 253:
-            raise ValueError("listen.host must be 1 to 253 characters")
+        for key, value in (("name", self.name), ("host", self.host)):
+            if not _HOST.match(value):
+                raise ValueError(f"listen.{key} is {value!r}, it must be a DNS name or an IP address")
         _within("listen.port", self.port, 0, 65_535)
 
 
@@ -149,6 +155,11 @@ class Settings(_Section, frozen=True, kw_only=True):
     runs: Runs = Runs()
     limits: Limits = Limits()
     dialect: Dialect = Dialect()
+
+    def origin(self, port: int) -> str:
+        """How workers reach a listener bound to `port`: `https://name:port`."""
+        name = f"[{self.listen.name}]" if ":" in self.listen.name else self.listen.name
+        return f"https://{name}:{port}"
 
     @property
     def database_url(self) -> str:

@@ -1,0 +1,82 @@
+"""What `qlcontrol init` makes: one private directory with authority, server certificate, pepper and qlcontrol.toml.
+
+It is built beside its place and renamed into it, so a crash leaves either nothing or all of it. Nothing is ever overwritten.
+"""
+
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final
+
+from ..domain.errors import Misconfigured, Refused
+from .config import CONFIG_NAME, Listen, Settings
+from .pki import issue_server, new_authority
+from .private_files import create_private_file, make_private_directory, sync_directory
+
+PEPPER_BYTES: Final = 32
+
+_TEMPLATE: Final = """\
+# The settings of one qlcontrol. Relative paths are relative to this file; what is left out has its default.
+
+[listen]
+name = "{name}"
+host = "{host}"
+port = {port}
+
+# [runs]
+# lease_s = 90            # 5 to 600; a worker that is back within the rest of it keeps its running commands
+
+# [sessions]
+# lease_min_s = 5         # the range a worker may choose its session lease from
+# lease_max_s = 600
+
+# [storage]
+# database = ""           # empty: SQLite in qlcontrol.sqlite beside this file
+
+# [dialect]
+# capabilities = "later"  # or "baseline"
+# secrets = "v2"          # or "v1"
+"""
+
+
+def initialise(directory: Path, names: list[str], host: str, port: int) -> Path:
+    """Makes a new installation in `directory` and returns the path of its qlcontrol.toml.
+
+    `names` are the DNS names or addresses workers will use; they stand in the server's certificate. Raises Refused when
+    `directory` exists and is not empty, Misconfigured when a name or the address cannot be used.
+    """
+    directory = directory.absolute()
+    try:
+        listen = Listen(name=names[0] if names else "", host=host, port=port)
+        Settings(listen=listen).rooted_at(directory)
+    except ValueError as error:
+        raise Misconfigured(f"cannot initialise {directory}: {error}") from error
+    if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
+        raise Refused(f"cannot initialise {directory}: it exists and is not an empty directory; choose another one")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.init")
+    try:
+        _build(staging, names, listen)
+        staging.rename(directory)
+    except OSError as error:
+        raise Refused(f"cannot initialise {directory}: {error.strerror}; is it a mount point or not writable?") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    sync_directory(directory.parent)
+    return directory / CONFIG_NAME
+
+
+def _build(staging: Path, names: list[str], listen: Listen) -> None:
+    try:
+        authority = new_authority("qlcontrol private authority")
+        server = issue_server(authority, names)
+    except ValueError as error:
+        raise Misconfigured(f"cannot make the server's certificate: {error}") from error
+    for name in (".", "ca", "tls", "run", "secrets", "artifacts", "live"):
+        make_private_directory(staging / name)
+    create_private_file(staging / "ca/certificate.pem", authority.certificate)
+    create_private_file(staging / "ca/key.pem", authority.key)
+    create_private_file(staging / "tls/certificate.pem", server.certificate)
+    create_private_file(staging / "tls/key.pem", server.key)
+    create_private_file(staging / "pepper", secrets.token_bytes(PEPPER_BYTES))
+    create_private_file(staging / CONFIG_NAME, _TEMPLATE.format(name=listen.name, host=listen.host, port=listen.port).encode())

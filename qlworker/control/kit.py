@@ -1,0 +1,81 @@
+"""The kit of one worker: certificate, key, authority, token and a ready qlworker.toml in one private directory.
+
+The key is made here because enrolment with a request signed by the worker's own key is not part of this program yet.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from ..domain.errors import Refused
+from .config import Authority
+from .pki import Identity, issue_worker
+from .private_files import create_private_file, make_private_directory, read_private_file, replace_private_file
+
+_PEM_BYTES = 1024 * 1024
+
+
+class KitPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a kit is written, and where it and the worker's state will lie on the worker's host (absolute paths)."""
+
+    out: Path
+    installed: Path
+    state: Path
+
+
+def sign_worker(authority: Authority, worker_id: str, days: int) -> tuple[Identity, bytes]:
+    """A new certificate and key for `worker_id`, and the authority's certificate.
+
+    Raises Refused when the authority's files are missing or open to others, ValueError for an id that cannot be signed.
+    """
+    ca = Identity(
+        certificate=read_private_file(authority.certificate, _PEM_BYTES), key=read_private_file(authority.key, _PEM_BYTES)
+    )
+    return issue_worker(ca, worker_id, days), ca.certificate
+
+
+def require_no_kit(place: KitPlace) -> None:
+    """Raises Refused when there is something where the kit would be written."""
+    if place.out.is_symlink() or place.out.exists():
+        raise Refused(f"cannot write a kit to {place.out}: it exists already; choose another directory")
+
+
+def write_kit(place: KitPlace, worker_id: str, origin: str, identity: Identity, ca: bytes, token: str) -> None:
+    """Writes the files, all mode 0600, into a new directory of mode 0700."""
+    require_no_kit(place)
+    make_private_directory(place.out)
+    create_private_file(place.out / "certificate.pem", identity.certificate)
+    create_private_file(place.out / "key.pem", identity.key)
+    create_private_file(place.out / "ca.pem", ca)
+    create_private_file(place.out / "token", token.encode() + b"\n")
+    create_private_file(place.out / "qlworker.toml", worker_settings(place, worker_id, origin).encode())
+
+
+def replace_token(out: Path, token: str) -> None:
+    """Puts a rotated token into an existing kit by a rename, as a worker that reads it meanwhile needs."""
+    replace_private_file(out / "token", token.encode() + b"\n")
+
+
+def worker_settings(place: KitPlace, worker_id: str, origin: str) -> str:
+    """The text of the worker's configuration; what it leaves out has the worker's own defaults."""
+
+    def quoted(value: object) -> str:
+        return msgspec.json.encode(str(value)).decode()
+
+    return f"""\
+[worker]
+id = {quoted(worker_id)}
+
+[control_plane]
+origin = {quoted(origin)}
+
+[credentials]
+certificate = {quoted(place.installed / "certificate.pem")}
+key = {quoted(place.installed / "key.pem")}
+trust_anchors = {quoted(place.installed / "ca.pem")}
+token = {quoted(place.installed / "token")}
+
+[state]
+# Must survive a reboot: on OpenWrt not /var and not /tmp.
+directory = {quoted(place.state)}
+"""
