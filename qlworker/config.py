@@ -221,8 +221,8 @@ class LogSettings(msgspec.Struct, frozen=True):
     """[log]: events on standard error."""
 
     level: Annotated[
-        Literal["info", "debug", "warning", "error"],
-        choice("info", "debug", "warning", "error", meaning="Least important events shown."),
+        Literal["debug", "info", "warning", "error"],
+        choice("debug", "info", "warning", "error", default="info", meaning="Least important events shown."),
     ]
     format: Annotated[
         Literal["auto", "json", "human"],

@@ -50,8 +50,8 @@ def integer(
     return Key(meaning=meaning, allowed=allowed, check=check, unit=unit, edge=edge, node=node)
 
 
-def choice(*values: str, meaning: str) -> Key:
-    """One of `values`; the first is the default."""
+def choice(*values: str, meaning: str, default: str | None = None) -> Key:
+    """One of `values`, by default the first."""
     allowed = ", ".join(f'"{value}"' for value in values)
 
     def check(value: Any) -> str:
@@ -59,7 +59,7 @@ def choice(*values: str, meaning: str) -> Key:
             raise ValueError(f"must be one of {allowed}")
         return value
 
-    return Key(meaning=meaning, allowed=allowed, check=check, edge=values[0])
+    return Key(meaning=meaning, allowed=allowed, check=check, edge=default or values[0])
 
 
 def flag(meaning: str, *, default: bool) -> Key:

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import select
-import stat
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final, Literal, cast
@@ -30,7 +29,7 @@ _FRAME: Final = ("time", "level", "event")
 _Event = MutableMapping[str, Any]
 
 
-def configure(level: Literal["debug", "info", "warning", "error"], format: str = "auto", *, fd: int = 2) -> Log:  # noqa: A002
+def configure(level: Literal["debug", "info", "warning", "error"], format: str = "auto", *, fd: int = 2) -> Log:
     """The program's log. `format` is "json", "human", or "auto": human when `fd` is a terminal.
 
     Nothing global is configured. A closed `fd` becomes /dev/null: the next file opened would get its number, and the lines.
@@ -112,7 +111,7 @@ class _LibraryHandler(logging.Handler):
         report = self._log.error if record.levelno >= logging.ERROR else self._log.warning
         try:
             message = record.getMessage()
-        except Exception:  # noqa: BLE001 - a wrong format string in a library
+        except Exception:  # a wrong format string in a library
             message = "(a message that cannot be formatted)"
         report("library_message", library=record.name, message=message)
 
@@ -132,15 +131,17 @@ def _clean(value: Any, depth: int = 3) -> Any:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return f"({len(value)} bytes)"
-    if isinstance(value, Mapping) and depth:
+    if isinstance(value, Mapping | list | tuple | set | frozenset) and not depth:
+        return "(nested too deep)"
+    if isinstance(value, Mapping):
         return {
             str(name): _REDACTED if _SECRET_KEY.search(str(name)) else _clean(each, depth - 1) for name, each in value.items()
         }
-    if isinstance(value, list | tuple | set | frozenset) and depth:
+    if isinstance(value, list | tuple | set | frozenset):
         return [_clean(each, depth - 1) for each in value]
     try:
         text = str(value)
-    except Exception:  # noqa: BLE001 - an event is told even when a field cannot be
+    except Exception:  # an event is told even when a field cannot be
         text = f"({type(value).__name__} without a text)"
     # a file name may hold bytes that are no UTF-8, and a redaction must not be cut in two by the shortening
     return _SECRET_VALUE.sub(_REDACTED, text).encode("utf-8", "backslashreplace").decode()
@@ -196,7 +197,11 @@ def _stamped(event: Mapping[str, Any]) -> dict[str, Any]:
     """Time, level and name first, and the rest in the order given."""
     seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{milliseconds:03}Z"
-    return {"time": stamp, "level": event["level"], "event": event["event"], **event}
+    return {"time": stamp, "level": event["level"], "event": event["event"], **_without_frame(event)}
+
+
+def _without_frame(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in _FRAME}
 
 
 def _explained(event: dict[str, Any]) -> dict[str, Any]:
@@ -224,5 +229,3 @@ def _open_null_as(fd: int) -> None:
     if null != fd:
         os.dup2(null, fd)
         os.close(null)
-    elif not stat.S_ISCHR(os.fstat(fd).st_mode):
-        raise OSError("internal error: /dev/null is no character device")
