@@ -44,7 +44,7 @@ def integer(
     def check(value: Any) -> int:
         # bool is an int in Python, and TOML's 15.0 is no whole number
         if type(value) is not int or not minimum <= value <= maximum:
-            raise ValueError(f"must be {minimum} to {maximum} {unit}".rstrip())
+            raise ValueError(f"must be {allowed} {unit}".rstrip())
         return value
 
     return Key(meaning=meaning, allowed=allowed, check=check, unit=unit, edge=edge, node=node)
