@@ -18,18 +18,20 @@ _DEAD: Final = frozenset("ZXx")
 
 
 class ProcessStat(msgspec.Struct, frozen=True):
-    """What one stat file says. `session` and `group` are pids."""
+    """What one stat file says. `session` and `group` are pids; `threads` counts the first one too."""
 
     process: ProcessId
     state: str
     parent: int
     group: int
     session: int
+    threads: int
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended and only waits to be reaped."""
-        return self.state in _DEAD
+        """Whether it has ended and only waits to be reaped. A process whose first thread has ended shows the state of a
+        zombie as well, but lives on in the others."""
+        return self.state in _DEAD and self.threads <= 1
 
 
 def read_boot_id() -> str:
@@ -76,6 +78,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         parent=int(fields[1]),
         group=int(fields[2]),
         session=int(fields[3]),
+        threads=int(fields[17]),
     )
 
 
@@ -86,9 +89,19 @@ def every_stat() -> list[ProcessStat]:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether exactly this process still runs; a zombie does not."""
+    """Whether exactly this process still runs; a zombie does not.
+
+    Raises OSError when it cannot be told: a `/proc` that is not mounted, or mounted with hidepid, shows less than there is
+    (R206).
+    """
     stat = read_stat(process.pid)
-    return stat is not None and stat.process == process and not stat.is_dead
+    if stat is not None:
+        return stat.process == process and not stat.is_dead
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    raise PermissionError(f"cannot see process {process.pid}: mount /proc without hidepid")
 
 
 def myself() -> ProcessId:
