@@ -169,8 +169,10 @@ class Offer(Document, frozen=True, kw_only=True):
     def has_same_authority(self, other: "Offer") -> bool:
         """Whether everything but the lease's version and times is equal (R26, R61). The kind of delivery does not count:
         the first value is kept (control-plane.md D23)."""
-        return self.with_lease(other.lease, other.delivery_kind) == other and (
-            self.lease.lease_generation == other.lease.lease_generation
+        fixed = set(self.__struct_fields__) - {"lease", "delivery_kind"}
+        held = set(Lease.__struct_fields__) - set(LeaseTerms.__struct_fields__) | {"lease_generation"}
+        return all(getattr(self, name) == getattr(other, name) for name in fixed) and all(
+            getattr(self.lease, name) == getattr(other.lease, name) for name in held
         )
 
     def with_lease(self, lease: Lease, delivery_kind: str | None = None) -> "Offer":
