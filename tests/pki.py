@@ -2,6 +2,7 @@
 
 import base64
 import ssl
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -12,20 +13,34 @@ from qlworker.ports import Log
 CREDENTIAL_ID = "cred-1"
 
 
-@cache
 def authority(name: str = "test CA") -> Identity:
     """The CA of that name; another name is another CA."""
+    return _authority(name)
+
+
+def server_identity(ca: str = "test CA", names: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")) -> Identity:
+    """A server certificate of that CA."""
+    return _server(ca, names)
+
+
+def worker_identity(worker_id: str = "edge-1", ca: str = "test CA") -> Identity:
+    """A worker's certificate of that CA."""
+    return _worker(worker_id, ca)
+
+
+@cache
+def _authority(name: str) -> Identity:
     return new_authority(name)
 
 
 @cache
-def server_identity(ca: str = "test CA", names: tuple[str, ...] = ("localhost", "127.0.0.1", "::1")) -> Identity:
-    return issue_server(authority(ca), list(names))
+def _server(ca: str, names: tuple[str, ...]) -> Identity:
+    return issue_server(_authority(ca), list(names))
 
 
 @cache
-def worker_identity(worker_id: str = "edge-1", ca: str = "test CA") -> Identity:
-    return issue_worker(authority(ca), worker_id)
+def _worker(worker_id: str, ca: str) -> Identity:
+    return issue_worker(_authority(ca), worker_id)
 
 
 def make_token(credential_id: str = CREDENTIAL_ID, fill: int = 7) -> str:
@@ -35,8 +50,6 @@ def make_token(credential_id: str = CREDENTIAL_ID, fill: int = 7) -> str:
 
 def server_context(ca: str = "test CA", identity: Identity | None = None, *, client_ca: str = "test CA") -> ssl.SSLContext:
     """TLS 1.3 only, a client certificate of `client_ca` required."""
-    import tempfile
-
     identity = identity or server_identity(ca)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3

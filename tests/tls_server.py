@@ -38,15 +38,26 @@ def reply(
     return answer
 
 
+async def until_gone(stream: trio.abc.Stream) -> None:
+    """Reads until the peer closes: a silent server whose connection still counts as live exactly as long as it is."""
+    while await stream.receive_some(65536):
+        pass
+
+
+async def mute(tcp: trio.SocketStream) -> None:
+    """A greeting that never comes to TLS."""
+    await until_gone(tcp)
+
+
 async def silence(stream: trio.abc.Stream, seen: Seen) -> None:
     """Never answers."""
-    await trio.sleep_forever()
+    await until_gone(stream)
 
 
 async def half_then_silence(stream: trio.abc.Stream, seen: Seen) -> None:
     """Answers half and stays open."""
     await stream.send_all(b"HTTP/1.1 200 x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
-    await trio.sleep_forever()
+    await until_gone(stream)
 
 
 class TlsServer:

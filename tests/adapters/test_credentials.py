@@ -87,7 +87,7 @@ SECRET = pki.make_token(fill=9)
 )
 def test_a_malformed_token_is_refused_without_being_shown(files: pki.Files, content: bytes) -> None:
     files.put(files.token, content, 0o600)
-    with pytest.raises(Misconfigured, match="must hold exactly one ql3w_") as caught:
+    with pytest.raises(Misconfigured, match="token file") as caught:
         files.credentials().load()
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
     assert SECRET[-43:-2] not in shown
