@@ -32,10 +32,13 @@ CALL_CONNECTIONS: Final = 2
 KEEPALIVE_S: Final = 4.0
 CLOSE_S: Final = 2.0
 
+_CONNECTING: Final = "while connecting"
+_SENDING: Final = "http11.send_request_headers.started"
+_WAITING: Final = "http11.receive_response_headers.started"
 _PHASES: Final = {
     "connection.start_tls.started": "in the tls handshake",
-    "http11.send_request_headers.started": "while sending the request",
-    "http11.receive_response_headers.started": "while waiting for the answer",
+    _SENDING: "while sending the request",
+    _WAITING: "while waiting for the answer",
     "http11.receive_response_body.started": "while reading the answer",
 }
 # NOT_YET_VALID and HAS_EXPIRED of OpenSSL: on a box without a battery-backed clock its own clock is the likelier culprit.
@@ -210,7 +213,7 @@ class HttpsLink:
             with trio.move_on_after(total_s):
                 outcome = await _round_trip(connection, request, response_limit)
         except (httpx.HTTPError, OSError) as error:
-            outcome = Transient(_describe(error, progress.phase))
+            outcome = Transient(_describe(error, progress))
             await connection.retire(progress.stream)
         except BaseException:
             await connection.retire(progress.stream)
@@ -244,7 +247,7 @@ class _Progress:
     """How far an exchange got, told by httpcore's trace extension."""
 
     def __init__(self) -> None:
-        self.phase = "while connecting"
+        self.phase = _CONNECTING
         self.stream: Any = None
 
     async def __call__(self, event: str, info: dict[str, Any]) -> None:
@@ -353,8 +356,9 @@ async def _read(connection: _Connection, response: httpx.Response, limit: int) -
     return bytes(body), is_whole
 
 
-def _describe(error: BaseException, phase: str) -> str:
+def _describe(error: BaseException, progress: _Progress) -> str:
     """What went wrong and in which phase, from codes and fixed texts alone: a foreign text may quote a header."""
+    phase = progress.phase
     if isinstance(error, httpx.TimeoutException):
         return f"timed out {phase}"
     cause = _root(error)
@@ -363,14 +367,17 @@ def _describe(error: BaseException, phase: str) -> str:
         return f"tls: certificate verify failed: {cause.verify_message[:120].lower()}{hint}"
     if isinstance(cause, ssl.SSLError):
         return f"tls: {(cause.reason or 'protocol error').lower().replace('_', ' ')} {phase}"
-    lead = "cannot connect" if isinstance(error, httpx.ConnectError) else "connection lost"
-    if isinstance(error, httpx.ProtocolError):
-        return f"{lead} or no valid http {phase}"
-    if cause is None or not cause.errno:
-        return f"{lead} {phase}"
-    # Name resolution has negative codes of its own, whose texts come from the C library.
-    reason = str(cause.strerror) if cause.errno < 0 else os.strerror(cause.errno)
-    return f"{lead}: {reason.lower()} {phase}"
+    what = "connection lost or no valid http" if isinstance(error, httpx.ProtocolError) else "connection lost"
+    what = f"{what} {phase}"
+    if cause is not None and cause.errno:
+        # Name resolution has negative codes of its own, whose texts come from the C library.
+        reason = str(cause.strerror) if cause.errno < 0 else os.strerror(cause.errno)
+        what = f"{what}: {reason.lower()}"
+    if phase == _CONNECTING:
+        return what.replace(f"connection lost {phase}", "cannot connect", 1)
+    # In TLS 1.3 a server looks at the client's certificate only after the client thinks that the handshake is done.
+    is_new = progress.stream is not None and phase in {_PHASES[_SENDING], _PHASES[_WAITING]}
+    return what + ("; does the control plane trust this worker's certificate?" if is_new else "")
 
 
 def _root(error: BaseException) -> OSError | None:
