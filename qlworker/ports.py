@@ -91,12 +91,15 @@ class SessionStore(Protocol):
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
-    """Everything the launcher gets through its pipe. Holds secrets: it is never stored, logged or shown."""
+    """Everything the launcher gets through its pipe. Holds secrets: it is never stored, logged or shown.
+
+    `token` is the caller's buffer of 32 bytes, which the caller wipes afterwards: an executor copies what it needs (R399).
+    """
 
     run_id: str
     attempt_id: str
     callback_sequence: int
-    token: bytes
+    token: bytearray
     started_at_ms: int
     argv: list[str]
     environment: dict[str, str]
@@ -143,8 +146,11 @@ class StopResult(StrEnum):
 class Processes(Protocol):
     """Launchers and commands of this host."""
 
-    def precheck(self, argv: list[str], working_directory: str, path: str) -> Rejected | None:
-        """Why this command cannot be started, as far as it can be told without starting it, or None. `path` is PATH."""
+    def precheck(
+        self, argv: list[str], working_directory: str, path: str, environment: Mapping[str, str] | None = None
+    ) -> Rejected | None:
+        """Why this command cannot be started, as far as it can be told without starting it, or None. `path` is where an
+        interpreter named without a directory is looked for."""
 
     async def launch(self, plan: LaunchPlan) -> Rejected | Held:
         """Starts a launcher and returns once it holds the command at the gate. An exception means: unknown."""

@@ -9,7 +9,6 @@ from .errors import Conflict
 from .text import INT31, check_integer, check_lease_token, check_offer_id, check_session_id, check_worker_id
 
 MAX_ATTEMPTS: Final = 16
-BACKOFF_CAP_MS: Final = 60_000
 
 
 class PendingClaim(Document, frozen=True, kw_only=True):
@@ -66,9 +65,3 @@ class PendingClaim(Document, frozen=True, kw_only=True):
             last_attempt_at_ms=now,
             next_attempt_at_ms=now,
         )
-
-
-def backoff_ms(attempt_count: int, base_ms: int, fraction: float) -> int:
-    """Full jitter: `fraction` (0..1) of min(60 s, base x 2^(attempts-1)), in milliseconds (wire-protocol §3.3)."""
-    ceiling = min(BACKOFF_CAP_MS, base_ms * 2 ** max(attempt_count - 1, 0))
-    return int(fraction * ceiling)

@@ -1,6 +1,6 @@
 """starting, running and start-failure (wire-protocol.md §5)."""
 
-from typing import Final, Literal
+from typing import Any, Final, Literal, Self
 
 from msgspec import UNSET, UnsetType
 
@@ -44,8 +44,8 @@ class ActivationRequest(Document, frozen=True, kw_only=True):
         check_integer(self.expected_lease_version, "expectedLeaseVersion", 0, INT31)
 
     @classmethod
-    def of(cls, offer: Offer) -> "ActivationRequest":
-        """The fence of `offer` under its present lease."""
+    def of(cls, offer: Offer, **members: Any) -> Self:
+        """The fence of `offer` under its present lease, with the other `members` of its class."""
         return cls(
             run_id=offer.run_id,
             attempt_id=offer.attempt_id,
@@ -54,6 +54,7 @@ class ActivationRequest(Document, frozen=True, kw_only=True):
             lease_generation=offer.lease.lease_generation,
             lease_token=offer.lease_token,
             expected_lease_version=offer.lease.version,
+            **members,
         )
 
 

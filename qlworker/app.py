@@ -1,0 +1,299 @@
+"""The composition root: the only place that knows concrete classes, opens the nursery and owns the shutdown.
+
+Start: own the journal, read every record, take up what is unsettled, then talk and pull. Stop (SIGTERM): stop at once, leave
+running commands alone, release the journal; the next worker adopts them. Drain (SIGUSR1): take nothing new, finish, sign off.
+"""
+
+import signal
+import uuid
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+
+from . import __version__, logs
+from .adapters import durable, process_table
+from .adapters.clock import SystemClock
+from .adapters.credentials import CredentialFiles
+from .adapters.journal import FileJournal
+from .adapters.machine import LocalMachine
+from .adapters.output import OutputFiles
+from .adapters.ownership import JournalOwnership
+from .adapters.processes import LinuxProcesses
+from .adapters.receipts import ReceiptFiles
+from .adapters.transport import HttpsLink
+from .config import Settings
+from .domain.capabilities import Dialect, describe, has_dialect
+from .domain.errors import Corrupt, Misconfigured, OwnershipLost, QlworkerError
+from .domain.identity import Place
+from .flow.acknowledge import Acknowledger
+from .flow.cadence import Cadence, CadenceTerms
+from .flow.completion import Completion
+from .flow.control_plane import ControlPlane
+from .flow.delivery import OfferDelivery
+from .flow.executions import Executions
+from .flow.launch import Launcher, LaunchTerms
+from .flow.lease_control import LeaseControl
+from .flow.lease_loss import LeaseLossCoordinator
+from .flow.materialise import RemoteMaterialiser
+from .flow.output import OutputKeeper
+from .flow.receiver import Receiver
+from .flow.recovery.retention import Retention
+from .flow.recovery.startup import read_journal
+from .flow.server_clock import ServerClock
+from .flow.session import CapabilitiesText, SessionKeeper, SessionTerms
+from .flow.watch import Watcher
+from .ports import Log
+
+CLOSE_LIMIT_S: Final = 1.0
+"""How long open connections may take to close. procd kills after 5 s; everything else here is quick."""
+
+DONE: Final = 0
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """The worker put together."""
+
+    log: Log
+    clock: SystemClock
+    ownership: JournalOwnership
+    journal: FileJournal
+    outputs: OutputFiles
+    link: HttpsLink
+    sessions: SessionKeeper
+    executions: Executions
+    output: OutputKeeper
+    cadence: Cadence
+
+
+def run(settings: Settings) -> int:
+    """Runs the worker until a signal or a drain ends it; returns the exit code (design.md §5).
+
+    Raises OwnershipHeld, OwnershipLost or Corrupt when it must not run, Misconfigured when it cannot.
+    """
+    log = logs.configure(settings.log.level, settings.log.format)
+    try:
+        return trio.run(main, settings, log)
+    except BaseExceptionGroup as group:
+        # Several tasks may end for one reason; the operator is told that reason.
+        raise (_first_reason(group) or group) from None
+
+
+def _first_reason(group: BaseExceptionGroup[BaseException]) -> QlworkerError | None:
+    reasons = group.subgroup(QlworkerError)
+    first: BaseException | None = reasons
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, QlworkerError) else None
+
+
+async def main(settings: Settings, log: Log) -> int:
+    """The worker's life."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) as signals:
+        log.info("worker_starting", version=__version__, worker=settings.worker.id, file=str(settings.file))
+        durable.private_directory(settings.state.directory)
+        parts = assemble(settings, log)
+        await parts.ownership.acquire()
+        try:
+            return await _run_owned(parts, signals)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_LIMIT_S):
+                await parts.link.aclose()
+            with trio.CancelScope(shield=True):
+                await parts.ownership.release()
+            log.info("worker_stopped")
+
+
+def assemble(settings: Settings, log: Log) -> Parts:
+    """Builds everything; touches no network and writes nothing but a missing installation id."""
+    host_id = _host_id(settings.state.directory)
+    place = process_table.read_place(host_id)
+    clock = SystemClock(place.boot_id)
+    server_clock = ServerClock(clock)
+    # One thread for the journal, one for everything that may wait long behind it: threads count as processes on a router.
+    journal_files, output_files = trio.CapacityLimiter(1), trio.CapacityLimiter(1)
+    ownership = _ownership(settings, clock, place)
+    journal = FileJournal(
+        settings.state.journal,
+        ownership=ownership,
+        capacity=settings.state.journal_capacity,
+        file_limiter=journal_files,
+    )
+    outputs = OutputFiles(
+        settings.state.output,
+        maximum_bytes=settings.output.maximum_bytes,
+        minimum_free_bytes=settings.output.minimum_free_bytes,
+        file_limiter=output_files,
+    )
+    receipts = ReceiptFiles(settings.state.receipts, journal_files)
+    processes = LinuxProcesses(place)
+    link = _link(settings, log)
+    control_plane = ControlPlane(link, settings.worker.id, settings.control_plane.secrets_dialect)
+    sessions = SessionKeeper(control_plane, journal, clock, server_clock, log, _session_terms(settings))
+    lease_control = LeaseControl(control_plane, journal, clock, server_clock, log)
+    acknowledger = Acknowledger(control_plane, journal, lease_control, server_clock, log)
+    completion = Completion(control_plane, journal, receipts, outputs, lease_control, server_clock, log)
+    grace_ms = settings.execution.stop_grace_ms
+    executions = Executions(
+        sessions=sessions,
+        inbox=journal,
+        receipts=receipts,
+        acknowledger=acknowledger,
+        launcher=Launcher(
+            journal,
+            processes,
+            receipts,
+            outputs,
+            RemoteMaterialiser(control_plane),
+            server_clock,
+            log,
+            LaunchTerms(directory=str(settings.execution.default_directory)),
+        ),
+        watcher=Watcher(
+            sessions=sessions,
+            inbox=journal,
+            processes=processes,
+            acknowledger=acknowledger,
+            completion=completion,
+            lease_control=lease_control,
+            clock=clock,
+            server_clock=server_clock,
+            log=log,
+            stop_grace_ms=grace_ms,
+        ),
+        lease_control=lease_control,
+        lease_loss=LeaseLossCoordinator(journal, processes, server_clock, log, stop_grace_ms=grace_ms),
+        clock=clock,
+        server_clock=server_clock,
+        log=log,
+    )
+    output = OutputKeeper(
+        control_plane,
+        journal,
+        outputs,
+        executions.active,
+        log,
+        hasten=executions.hasten,
+        is_view_wanted=settings.control_plane.live_output,
+    )
+    cadence = Cadence(
+        sessions=sessions,
+        delivery=OfferDelivery(control_plane, journal, clock, log, backoff_base_ms=settings.session.pull_backoff_ms),
+        receiver=Receiver(journal, clock, server_clock),
+        executions=executions,
+        output=output,
+        retention=Retention(journal, receipts, outputs, server_clock, log, age_ms=settings.execution.retention_s * 1000),
+        clock=clock,
+        log=log,
+        terms=CadenceTerms(cadence_ms=settings.session.cadence_ms),
+    )
+    return Parts(log, clock, ownership, journal, outputs, link, sessions, executions, output, cadence)
+
+
+async def _run_owned(parts: Parts, signals: AsyncIterator[int]) -> int:
+    await parts.journal.open()
+    await parts.outputs.open()
+    found = await read_journal(parts.journal)
+    await parts.sessions.load(has_work=bool(found.unsettled))
+    parts.log.info(
+        "journal_read",
+        unsettled=len(found.unsettled),
+        settled=found.settled,
+        recovery_required=found.recovery_required,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parts.ownership.refresh_forever, name="journal owner refresh")
+        nursery.start_soon(partial(_stop_when_compromised, parts), name="journal owner watch")
+        nursery.start_soon(parts.output.run, name="output")
+        await nursery.start(parts.executions.run, name="executions")
+        for record in found.unsettled:
+            parts.executions.carry(record)
+        nursery.start_soon(_run_cadence, parts, nursery.cancel_scope, name="cadence")
+        nursery.start_soon(_obey_signals, parts, signals, nursery.cancel_scope, name="signals")
+    return DONE
+
+
+async def _run_cadence(parts: Parts, scope: trio.CancelScope) -> None:
+    await parts.cadence.run()
+    parts.log.info("worker_drained")
+    scope.cancel()
+
+
+async def _obey_signals(parts: Parts, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for number in signals:
+        if number == signal.SIGUSR1:
+            parts.log.info("drain_requested")
+            parts.cadence.drain()
+            continue
+        parts.log.info("stop_requested", signal=signal.Signals(number).name)
+        scope.cancel()
+        return
+
+
+async def _stop_when_compromised(parts: Parts) -> None:
+    await parts.ownership.wait_compromised()
+    raise OwnershipLost("the journal's lock was taken away or changed: another worker may own it now, so this one ends")
+
+
+def _ownership(settings: Settings, clock: SystemClock, place: Place) -> JournalOwnership:
+    return JournalOwnership(
+        settings.state.journal,
+        clock=clock,
+        place=place,
+        me=process_table.myself(),
+        is_alive=process_table.is_alive,
+        window_ms=settings.state.ownership_window_s * 1000,
+    )
+
+
+def _link(settings: Settings, log: Log) -> HttpsLink:
+    files = settings.credentials
+    credentials = CredentialFiles(
+        files.certificate,
+        files.key,
+        files.trust_anchors,
+        files.token,
+        expected_credential_id=files.expected_credential_id,
+    )
+    credentials.load()
+    return HttpsLink(
+        settings.control_plane.origin,
+        settings.worker.id,
+        credentials,
+        request_timeout_s=settings.control_plane.request_timeout_s,
+        log=log,
+    )
+
+
+def _session_terms(settings: Settings) -> SessionTerms:
+    worker = settings.worker
+    facts = LocalMachine(settings.state.directory, settings.execution.default_path).facts()
+    wanted = settings.control_plane.capabilities_dialect
+    dialects = [Dialect.LATER, Dialect.BASELINE] if wanted == "auto" else [Dialect(wanted)]
+    documents = [
+        describe(facts, dialect, worker.labels, worker.features) for dialect in dialects if has_dialect(facts, dialect)
+    ]
+    if not documents:
+        raise Misconfigured(
+            f"control_plane.capabilities_dialect = {wanted}: it has no name for this box ({facts.machine}): use auto"
+        )
+    return SessionTerms(
+        worker_id=worker.id,
+        capabilities=[CapabilitiesText(document.text(), document.digest()) for document in documents],
+        max_concurrent_runs=worker.max_concurrent_runs,
+        lease_duration_ms=settings.session.lease_s * 1000,
+        heartbeat_ms=settings.session.heartbeat_s * 1000,
+    )
+
+
+def _host_id(state: Path) -> str:
+    """The machine's id, or one made once for this installation (design.md §3 "the host")."""
+    file = state / "installation-id"
+    try:
+        return process_table.read_host_id(file)
+    except Corrupt:
+        durable.publish_new(file, uuid.uuid4().hex.encode() + b"\n", temporaries=state)
+        return process_table.read_host_id(file)

@@ -1,0 +1,126 @@
+"""The one rhythm of the worker: heartbeat, pull, output and retention hang on it, so an idle box wakes up once per tick.
+
+Order of a tick: session first, then at most one pull, then whatever only wants to be reminded (wire-protocol.md §7.4).
+"""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import trio
+
+from ..domain.errors import CapacityExceeded, Conflict, Refused
+from ..domain.lease import TrackedLease
+from ..ports import Clock, Log
+from .delivery import Delivered, OfferDelivery
+from .executions import Executions
+from .output import OutputKeeper
+from .receiver import Receiver
+from .recovery.retention import Retention
+from .session import SessionKeeper
+
+SWEEP_MS: Final = 60_000
+
+
+class CadenceTerms(msgspec.Struct, frozen=True):
+    """`cadence_ms` is the time between ticks, jittered by a tenth so that a fleet does not march in step."""
+
+    cadence_ms: int
+
+
+class Cadence:
+    """Ticks until it is cancelled, or until a drain is through."""
+
+    def __init__(
+        self,
+        *,
+        sessions: SessionKeeper,
+        delivery: OfferDelivery,
+        receiver: Receiver,
+        executions: Executions,
+        output: OutputKeeper,
+        retention: Retention,
+        clock: Clock,
+        log: Log,
+        terms: CadenceTerms,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self._sessions = sessions
+        self._delivery = delivery
+        self._receiver = receiver
+        self._executions = executions
+        self._output = output
+        self._retention = retention
+        self._clock = clock
+        self._log = log
+        self._terms = terms
+        self._fraction = fraction
+        self._sweep_at = 0
+        self._sweep_after: str | None = None
+        self._is_full = False
+        self._wake = trio.Event()
+
+    def drain(self) -> None:
+        """Takes no new work from now on; `run` returns when nothing is left and the control plane knows."""
+        self._sessions.is_draining = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Returns only after a drain."""
+        while True:
+            self._wake = trio.Event()
+            await self._sessions.tick()
+            if self._sessions.is_draining:
+                if await self._is_drained():
+                    return
+            elif self._has_room() and self._sessions.may_pull:
+                await self._pull()
+            self._output.tick()
+            await self._sweep()
+            with trio.move_on_after(self._terms.cadence_ms / 1000 * (0.95 + self._fraction() / 10)):
+                await self._wake.wait()
+
+    def _has_room(self) -> bool:
+        return len(self._executions.active) < self._sessions.max_concurrent_runs
+
+    async def _pull(self) -> None:
+        live = self._sessions.live
+        if live is None:
+            return
+        delivered = await self._delivery.pull(live)
+        if delivered is None:
+            return
+        try:
+            record = await self._receiver.receive(delivered, self._sessions.live or live)
+        except (Refused, Conflict) as error:
+            self._log.error("offer_refused", offer=delivered.offer.offer_id, reason=str(error))
+            await self._delivery.refused(error)
+            return
+        except CapacityExceeded as error:
+            self._log.error("journal_full", reason=str(error))
+            await self._delivery.refused(error)
+            return
+        await self._delivery.accepted(delivered.offer)
+        self._log.info("offer_accepted", offer=record.offer_id, run=record.offer.run_id, attempt=record.offer.attempt_id)
+        self._executions.carry(record, self._lease(delivered))
+
+    def _lease(self, delivered: Delivered) -> TrackedLease:
+        return TrackedLease.granted(delivered.offer, delivered.sent_ms, self._receiver.lease_ends_at(delivered))
+
+    async def _is_drained(self) -> bool:
+        """Draining is told at once, offline only when nothing is owed any more (wire-protocol §2.6)."""
+        if not await self._sessions.told_draining():
+            return False
+        return len(self._executions.active) == 0 and await self._sessions.told_offline()
+
+    async def _sweep(self) -> None:
+        now_ms = self._clock.boot_ms()
+        if now_ms < self._sweep_at:
+            return
+        swept = await self._retention.sweep(self._sweep_after)
+        self._sweep_after = swept.next_after
+        if swept.removed:
+            self._log.info("records_removed", count=swept.removed)
+        if swept.next_after is None:
+            self._sweep_at = now_ms + SWEEP_MS

@@ -1,0 +1,246 @@
+"""Carries every unsettled offer from where its record stands to its end, each in a task of its own.
+
+The record on disk decides the next step, so a first run and a restart go the same way, and one failing offer keeps no other
+waiting (gaps 2 and 3 of wire-protocol.md §13.2). A record at or behind the barrier is never launched again (R163).
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+import trio
+
+from ..domain.backoff import full_jitter_ms
+from ..domain.errors import Conflict, Corrupt, Fenced, OwnershipLost, Refused
+from ..domain.lease import TrackedLease
+from ..domain.record import Event, InboxRecord, State, advance
+from ..domain.verdict import Step, next_step
+from ..ports import Clock, Inbox, Log, Receipts
+from .acknowledge import Acknowledger
+from .active import ActiveOffer, ActiveOffers
+from .launch import Launcher
+from .lease_control import UNANSWERED, LeaseControl
+from .lease_loss import LeaseLossCoordinator
+from .lease_timer import LeaseTimer
+from .race import first_of
+from .server_clock import ServerClock
+from .session import SessionKeeper
+from .watch import Watcher
+
+RETRY_BASE_MS: Final = 1000
+PREPARE_TRIES: Final = 8
+
+
+class Executions:
+    """Owns the offers in flight and the one lease timer."""
+
+    def __init__(
+        self,
+        *,
+        sessions: SessionKeeper,
+        inbox: Inbox,
+        receipts: Receipts,
+        acknowledger: Acknowledger,
+        launcher: Launcher,
+        watcher: Watcher,
+        lease_control: LeaseControl,
+        lease_loss: LeaseLossCoordinator,
+        clock: Clock,
+        server_clock: ServerClock,
+        log: Log,
+        fraction: Callable[[], float] = random.random,
+    ) -> None:
+        self._sessions = sessions
+        self._inbox = inbox
+        self._receipts = receipts
+        self._acknowledger = acknowledger
+        self._launcher = launcher
+        self._watcher = watcher
+        self._lease_control = lease_control
+        self._lease_loss = lease_loss
+        self._clock = clock
+        self._server_clock = server_clock
+        self._log = log
+        self._fraction = fraction
+        self._timer = LeaseTimer(clock, self._renew, self._note_loss)
+        self._nursery: trio.Nursery | None = None
+        self.active = ActiveOffers()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs until it is cancelled. Commands live on: only their watching ends."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._timer.run, name="lease timer")
+            task_status.started()
+
+    def carry(self, record: InboxRecord, lease: TrackedLease | None = None) -> bool:
+        """Takes up the offer of `record`; False when it already is in flight (R144). `lease` is what its delivery brought."""
+        if self._nursery is None:
+            raise Conflict("internal error: executions are not running")
+        active = self.active.begin(record.offer_id)
+        if active is None:
+            return False
+        active.lease = lease
+        self._nursery.start_soon(self._carry, active, name=f"offer {record.offer_id}")
+        return True
+
+    def hasten(self, active: ActiveOffer) -> None:
+        """Asks the control plane now what it wants of this run, instead of at the next renewal."""
+        lease = self._timer.find(active.offer_id)
+        if lease is not None:
+            self._timer.track(msgspec.structs.replace(lease, renew_at=self._clock.boot_ms()))
+
+    async def _carry(self, active: ActiveOffer) -> None:
+        failures = 0
+        try:
+            while (record := await self._unsettled(active)) is not None:
+                if not self._track(active, record):
+                    await self._lose(active, record)
+                    continue
+                try:
+                    is_done = await self._take_step(active, record, failures)
+                except (*UNANSWERED, Fenced) as error:
+                    is_done = False
+                    if failures == 0:
+                        self._log.warning("step_deferred", offer=active.offer_id, state=record.state, reason=str(error))
+                except (Corrupt, OSError) as error:
+                    # Local state that cannot be read proves nothing: no probe, no stop, no report (R193 to R195).
+                    is_done = False
+                    self._log.error("local_evidence_unreadable", offer=active.offer_id, error=type(error).__name__)
+                failures = 0 if is_done else failures + 1
+                if not is_done:
+                    await self._pause(active, failures)
+        except OwnershipLost:
+            # The app ends for the same reason; a later process takes over from the records.
+            self._log.error("offer_put_down", offer=active.offer_id, reason="the journal is no longer owned")
+        finally:
+            self._timer.untrack(active.offer_id)
+            self.active.end(active)
+
+    async def _unsettled(self, active: ActiveOffer) -> InboxRecord | None:
+        record = await self._inbox.read(active.offer_id)
+        return None if record is None or next_step(record.state) is Step.REST else record
+
+    def _track(self, active: ActiveOffer, record: InboxRecord) -> bool:
+        """Sees to it that the timer knows the lease once `starting` was acknowledged (R294). False when it is over.
+
+        A lease of an earlier process is judged by the control plane's time, so only after that is known in this boot.
+        """
+        if active.lost.is_set():
+            return False
+        if self._timer.find(active.offer_id) is not None:
+            return True
+        lease = active.lease
+        if lease is None:
+            if not self._server_clock.is_proven:
+                return True
+            lease = active.lease = self._lease_control.tracked(record, self._clock.boot_ms())
+        if record.state is not State.ACCEPTED:
+            self._timer.track(lease)
+        return not lease.is_over(self._clock.boot_ms())
+
+    async def _take_step(self, active: ActiveOffer, record: InboxRecord, failures: int) -> bool:
+        """Does what the record asks for; False when there is nothing to do before something changes."""
+        worker = record.offer.worker
+        step = next_step(record.state)
+        if step is Step.FIND_EVIDENCE:
+            return await self._watcher.follow(active, record)
+        if not self._sessions.may_process(worker.session_id, worker.generation):
+            return False
+        if step is Step.ACKNOWLEDGE_STARTING:
+            async with active.lock:
+                active.snapshot = await self._acknowledger.starting(record)
+        elif step is Step.LAUNCH:
+            await self._launch(active, record, failures)
+        else:
+            async with active.lock:
+                await self._acknowledger.start_failure(record)
+            await self._receipts.remove(record.offer.attempt_id)
+            self._log.info("start_failure_reported", offer=active.offer_id)
+        return True
+
+    async def _launch(self, active: ActiveOffer, record: InboxRecord, failures: int) -> None:
+        async with active.lock:
+            snapshot = active.snapshot or await self._acknowledger.starting_again(record)
+        if snapshot is None:
+            return
+        active.snapshot = snapshot
+        if isinstance(snapshot.deadline_at_ms, int):
+            active.deadline_at = self._server_clock.boot_time(snapshot.deadline_at_ms)
+        if active.stop_wanted.is_set():
+            await self._not_started(active, "stop_requested")
+            return
+        try:
+            prepared = await self._launcher.prepare(record.offer, snapshot.callback_sequence + 1)
+        except Refused as error:
+            await self._not_started(active, str(error))
+            return
+        except UNANSWERED as error:
+            if failures + 1 < PREPARE_TRIES:
+                raise
+            await self._not_started(active, str(error))
+            return
+        async with active.lock:
+            current = await self._inbox.read(active.offer_id)
+            ready = current is not None and current.state is State.STARTING_ACKNOWLEDGED
+            if current is None or not ready or active.stop_wanted.is_set() or not self._timer.is_alive(active.offer_id):
+                return
+            try:
+                await self._launcher.launch(current, prepared)
+            except Refused as error:
+                await self._inbox.replace(advance(current, Event.NOT_STARTED, self._server_clock.now_ms()))
+                self._log.warning("start_refused", offer=active.offer_id, reason=str(error))
+
+    async def _not_started(self, active: ActiveOffer, reason: str) -> None:
+        async with active.lock:
+            record = await self._inbox.read(active.offer_id)
+            if record is not None and record.state is State.STARTING_ACKNOWLEDGED:
+                await self._inbox.replace(advance(record, Event.NOT_STARTED, self._server_clock.now_ms()))
+                self._log.warning("start_refused", offer=active.offer_id, reason=reason)
+
+    async def _renew(self, offer_id: str) -> TrackedLease | None:
+        active = self.active.find(offer_id)
+        if active is None:
+            return None
+        lease = await self._lease_control.renew(active)
+        if lease is not None:
+            active.lease = lease
+        return lease
+
+    def _note_loss(self, lease: TrackedLease) -> None:
+        """Only says it: the offer's own task carries it out, or the one started here when that one waits for the end."""
+        active = self.active.find(lease.offer_id)
+        if active is None or active.lost.is_set() or self._nursery is None:
+            return
+        active.lost.set()
+        self._nursery.start_soon(self._carry_loss, active, lease, name=f"loss {lease.offer_id}")
+
+    async def _carry_loss(self, active: ActiveOffer, lease: TrackedLease) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._lease_loss.lose(active, lease.authority)
+                break
+            except (OSError, Corrupt, Conflict) as error:
+                attempt += 1
+                self._log.error("lease_loss_deferred", offer=active.offer_id, error=type(error).__name__)
+                await self._sleep(full_jitter_ms(attempt, RETRY_BASE_MS, self._fraction()))
+            except OwnershipLost:
+                break
+        active.loss_settled.set()
+
+    async def _lose(self, active: ActiveOffer, record: InboxRecord) -> None:
+        """The lease is over: wait for the coordinator, or call it when the timer never had the lease."""
+        if not active.lost.is_set() and active.lease is not None:
+            self._note_loss(active.lease)
+        await active.loss_settled.wait()
+
+    async def _pause(self, active: ActiveOffer, failures: int) -> None:
+        """Waits half to all of a growing time, at most until the lease is over."""
+        wait_ms = full_jitter_ms(failures, RETRY_BASE_MS, 0.5 + self._fraction() / 2)
+        await first_of(active.lost.wait, partial(self._sleep, wait_ms))
+
+    async def _sleep(self, wait_ms: int) -> None:
+        await self._clock.sleep_until(self._clock.boot_ms() + wait_ms)

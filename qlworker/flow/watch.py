@@ -1,0 +1,180 @@
+"""Follows an attempt behind the barrier to its end: adopts what runs, stops what must not, completes what is over.
+
+It starts nothing: a record at or behind the barrier is never launched again (R163, R168). Source: ADR-0021 §3 and §5,
+wire-protocol.md §7.4, design.md §2.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from ..domain.identity import DurableHandle, Presence
+from ..domain.lease import StopReason
+from ..domain.receipt import Receipt
+from ..domain.record import Event, InboxRecord, RecoveryReason, State, advance
+from ..domain.verdict import ReceiptEvidence, Verdict, judge
+from ..ports import Clock, Inbox, Log, Processes, StopResult
+from .acknowledge import Acknowledger
+from .active import ActiveOffer, LiveOutput
+from .completion import Completion
+from .lease_control import LeaseControl
+from .race import first_of
+from .server_clock import ServerClock
+from .session import SessionKeeper
+
+ACKNOWLEDGE_AGAIN_MS: Final = 1000
+RECEIPT_GRACE_MS: Final = 5_000
+"""How long a receipt may still appear after the launcher was seen gone (R200)."""
+
+
+class Watcher:
+    """Watches one attempt a round at a time. `stop_grace_ms` is the time between TERM and KILL."""
+
+    def __init__(
+        self,
+        *,
+        sessions: SessionKeeper,
+        inbox: Inbox,
+        processes: Processes,
+        acknowledger: Acknowledger,
+        completion: Completion,
+        lease_control: LeaseControl,
+        clock: Clock,
+        server_clock: ServerClock,
+        log: Log,
+        stop_grace_ms: int,
+    ) -> None:
+        self._sessions = sessions
+        self._inbox = inbox
+        self._processes = processes
+        self._acknowledger = acknowledger
+        self._completion = completion
+        self._lease_control = lease_control
+        self._clock = clock
+        self._server_clock = server_clock
+        self._log = log
+        self._stop_grace_ms = stop_grace_ms
+
+    async def follow(self, active: ActiveOffer, record: InboxRecord) -> bool:
+        """One round: receipt first, then the process, then the receipt again (R179, R198 to R201); what they prove is done.
+
+        False when there is nothing to do before something changes. Raises Corrupt or OSError when the receipt cannot be
+        read, and what the control plane's calls raise.
+        """
+        handle = _handle(record)
+        evidence, receipt = await self._completion.evidence(record)
+        presence: Presence | None = None
+        if evidence is ReceiptEvidence.MISSING:
+            presence = None if handle is None else await self._processes.inspect(handle)
+            if presence is not Presence.RUNNING:
+                evidence, receipt = await self._late_receipt(record)
+        verdict = judge(record.state, evidence, presence)
+        if verdict is Verdict.RUNNING and handle is not None:
+            return await self._follow_running(active, record, handle)
+        if verdict is Verdict.ENDED and receipt is not None:
+            return await self._complete(active, record, receipt)
+        event = Event.NOT_STARTED if verdict is Verdict.NOT_STARTED else Event.RECOVERY_NEEDED
+        members = {} if event is Event.NOT_STARTED else {"recovery_reason": RecoveryReason.LAUNCH_OUTCOME_UNKNOWN}
+        async with active.lock:
+            current = await self._inbox.read(active.offer_id)
+            if current is not None and current.state is record.state:
+                await self._inbox.replace(advance(current, event, self._server_clock.now_ms(), **members))
+                self._log.warning("evidence_judged", offer=active.offer_id, state=record.state, verdict=verdict)
+        return True
+
+    async def _late_receipt(self, record: InboxRecord) -> tuple[ReceiptEvidence, Receipt | None]:
+        """The launcher publishes before it goes, but a slow disk may show the file a little later."""
+        until_ms = self._clock.boot_ms() + RECEIPT_GRACE_MS
+        while True:
+            evidence, receipt = await self._completion.evidence(record)
+            now_ms = self._clock.boot_ms()
+            if evidence is not ReceiptEvidence.MISSING or now_ms >= until_ms:
+                return evidence, receipt
+            await self._clock.sleep_until(min(now_ms + 250, until_ms))
+
+    async def _follow_running(self, active: ActiveOffer, record: InboxRecord, handle: DurableHandle) -> bool:
+        if isinstance(record.log_artifact_id, str) and active.live is None:
+            active.live = LiveOutput(record.offer, record.log_artifact_id)
+        if active.deadline_at is None:
+            active.deadline_at = self._deadline(record)
+        worker = record.offer.worker
+        if record.state is State.STARTED and self._sessions.may_process(worker.session_id, worker.generation):
+            async with active.lock:
+                active.snapshot = await self._acknowledger.running(record)
+            if active.snapshot is None:
+                await self._processes.stop(handle, self._stop_grace_ms)
+            return True
+        # A running that could not be acknowledged yet is tried again while the command goes on.
+        patience_ms = None if record.state is State.RUNNING_ACKNOWLEDGED else ACKNOWLEDGE_AGAIN_MS
+        await self._await_end(active, handle, patience_ms)
+        if active.loss_settled.is_set() or not active.stop_wanted.is_set():
+            return True
+        return await self._stop(active, record, handle)
+
+    async def _await_end(self, active: ActiveOffer, handle: DurableHandle, patience_ms: int | None) -> None:
+        """Until the launcher is gone, a stop is wanted, the deadline passed, the loss is settled, or patience is over."""
+        waits: list[Callable[[], Awaitable[object]]] = [
+            partial(self._processes.wait_gone, handle),
+            active.stop_wanted.wait,
+            active.loss_settled.wait,
+        ]
+        if patience_ms is not None:
+            waits.append(partial(self._clock.sleep_until, self._clock.boot_ms() + patience_ms))
+        if active.deadline_at is not None:
+            waits.append(partial(self._pass_deadline, active, active.deadline_at))
+        await first_of(*waits)
+
+    async def _pass_deadline(self, active: ActiveOffer, deadline_at: int) -> None:
+        """The control plane notes the timeout when it is asked after the deadline; unreachable, the stop is carried out all
+        the same (wire-protocol §7.5)."""
+        await self._clock.sleep_until(deadline_at)
+        await self._lease_control.renew(active)
+        active.want_stop(StopReason.TIMEOUT)
+
+    async def _stop(self, active: ActiveOffer, record: InboxRecord, handle: DurableHandle) -> bool:
+        result = await self._processes.stop(handle, self._stop_grace_ms)
+        self._log.info("command_stopped", offer=active.offer_id, reason=active.stop_reason, result=result)
+        if active.is_ended_elsewhere:
+            async with active.lock:
+                current = await self._inbox.read(active.offer_id)
+                if current is not None and current.state is record.state:
+                    await self._inbox.replace(
+                        advance(
+                            current,
+                            Event.RECOVERY_NEEDED,
+                            self._server_clock.now_ms(),
+                            recovery_reason=RecoveryReason.CONTROL_PLANE_TERMINAL,
+                        )
+                    )
+            return True
+        if result in (StopResult.STOPPED, StopResult.ALREADY_EXITED):
+            await self._processes.wait_gone(handle)
+            return True
+        return False
+
+    async def _complete(self, active: ActiveOffer, record: InboxRecord, receipt: Receipt) -> bool:
+        active.live = None
+        worker = record.offer.worker
+        if not self._sessions.may_process(worker.session_id, worker.generation):
+            return False
+        if active.stop_reason is StopReason.TIMEOUT:
+            # Without this the control plane, if it was out of reach at the deadline, would see a failure, not a timeout.
+            await self._lease_control.renew(active)
+        await self._completion.complete(active, receipt)
+        return True
+
+    def _deadline(self, record: InboxRecord) -> int | None:
+        """After a restart the deadline is counted from the launch: a little later than the control plane's own."""
+        timeout_ms = record.offer.execution_revision.timeout_ms
+        if not isinstance(timeout_ms, int) or not isinstance(record.executor_started_at_ms, int):
+            return None
+        return self._server_clock.boot_time(record.executor_started_at_ms + timeout_ms)
+
+
+def _handle(record: InboxRecord) -> DurableHandle | None:
+    if not isinstance(record.executor_handle, str):
+        return None
+    try:
+        return DurableHandle.parse(record.executor_handle)
+    except ValueError:
+        return None
