@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from .config_key import REQUIRED, Key, check_origin, check_search_path, choice, features, flag, integer, labels, path, text
-from .domain.claim import BACKOFF_CAP_MS, MAX_ATTEMPTS, backoff_ms
+from .domain.backoff import CAP_MS, full_jitter_ms
+from .domain.claim import MAX_ATTEMPTS
 from .domain.errors import Misconfigured
 from .domain.text import check_credential_id, check_worker_id
 
@@ -152,7 +153,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
         ),
     ]
     pull_backoff_ms: Annotated[
-        int, integer(100, BACKOFF_CAP_MS, "milliseconds", "First wait after a failed pull; it doubles up to 60 s.", edge=1000)
+        int, integer(100, CAP_MS, "milliseconds", "First wait after a failed pull; it doubles up to 60 s.", edge=1000)
     ]
     drain_timeout_s: Annotated[
         int, integer(1, 600, "seconds", "How long a drain waits for running commands.", edge=60, node=300)
@@ -374,7 +375,7 @@ def _check_together(settings: Settings) -> None:
 
 def redelivery_window_s(settings: Settings) -> int:
     """Seconds that one pull may take with all its tries: each wait at its longest, each request at its time-out (R269)."""
-    waits = sum(backoff_ms(attempt, settings.session.pull_backoff_ms, 1.0) for attempt in range(1, MAX_ATTEMPTS))
+    waits = sum(full_jitter_ms(attempt, settings.session.pull_backoff_ms, 1.0) for attempt in range(1, MAX_ATTEMPTS))
     return -(-waits // 1000) + MAX_ATTEMPTS * settings.control_plane.request_timeout_s
 
 
