@@ -107,7 +107,7 @@ def test_a_wider_directory_is_refused_not_repaired(tmp_path: Path, mode: int) ->
     path = tmp_path / "wide"
     path.mkdir()
     path.chmod(mode)
-    with pytest.raises(Corrupt, match="refused, not repaired.*chmod 0700"):
+    with pytest.raises(Corrupt, match=r"refused, not repaired.*chmod 0700"):
         durable.private_directory(path)
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
@@ -266,7 +266,8 @@ def test_without_directory_sync_files_are_published_and_the_probe_says_so(
 
 @pytest.mark.req("R52")
 @pytest.mark.parametrize(
-    ("call", "ability"), [("link", "hard_links"), ("replace", "atomic_rename"), ("mkdir", "exclusive_directories")]
+    ("call", "ability"),
+    [("link", "hard_links"), ("replace", "atomic_rename"), ("mkdir", "exclusive_directories")],
 )
 def test_the_probe_refuses_a_disk_that_lacks_an_ability(
     root: Path, monkeypatch: pytest.MonkeyPatch, call: str, ability: str

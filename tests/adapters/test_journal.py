@@ -1,5 +1,8 @@
 """The journal on real file systems: publication, replacement, capacity, paging, order, and what a damaged or full disk does."""
 
+# Real files are the subject of these tests, and nothing else runs beside them.
+# ruff: noqa: ASYNC240
+
 import errno
 import math
 import os
@@ -173,6 +176,22 @@ async def test_create_links_and_replace_renames_after_the_sync(
     ]
 
 
+def completed_calls(trace: str) -> list[str]:
+    """The system calls of a trace of several threads, the halves of an interrupted line put together."""
+    begun: dict[str, str] = {}
+    calls = []
+    for line in trace.splitlines():
+        thread, _, call = line.partition(" ")
+        call = call.strip()
+        if call.endswith("<unfinished ...>"):
+            begun[thread] = call.removesuffix("<unfinished ...>")
+        elif call.startswith("<... "):
+            calls.append(begun.pop(thread, "") + call.partition(" resumed>")[2])
+        elif call[0].isalpha():
+            calls.append(call)
+    return calls
+
+
 @pytest.mark.skipif(shutil.which("strace") is None, reason="a trace of system calls needs strace")
 @pytest.mark.req("R9", "R32", "R34", "R42", "R43", "R44", "R45", "R68", "R69")
 def test_a_trace_shows_syncs_before_publications_and_no_watcher_timer_database_or_process(root: Path, tmp_path: Path) -> None:
@@ -183,11 +202,10 @@ def test_a_trace_shows_syncs_before_publications_and_no_watcher_timer_database_o
     if b"ptrace" in result.stderr:
         pytest.skip("this system does not let a test trace a process")
     assert result.returncode == 0, result.stderr
-    lines = trace.read_text("utf-8", "replace").splitlines()
-    begin = next(number for number, line in enumerate(lines) if '"begin\\n"' in line)
-    end = next(number for number, line in enumerate(lines) if '"end\\n"' in line)
-    steps = [line.split(maxsplit=1)[1] for line in lines[begin + 1 : end]]
-    names = [step.partition("(")[0].removeprefix("<... ").split()[0] for step in steps]
+    steps = completed_calls(trace.read_text("utf-8", "replace"))
+    begin, end = (next(number for number, step in enumerate(steps) if f'"{word}\\n"' in step) for word in ("begin", "end"))
+    steps = steps[begin + 1 : end]
+    names = [step.partition("(")[0] for step in steps]
     forbidden = ("inotify", "fanotify", "timer", "setitimer", "alarm", "socket", "connect", "fork", "vfork", "execve")
     assert not [name for name in names if name.startswith(forbidden)]
     # A thread of this process is no new one.
