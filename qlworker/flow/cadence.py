@@ -5,6 +5,7 @@ Order of a tick: session first, then at most one pull, then whatever only wants 
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from ..ports import Clock, Log
 from .delivery import Delivered, OfferDelivery
 from .executions import Executions
 from .output import OutputKeeper
+from .race import first_of
 from .receiver import Receiver
 from .recovery.retention import Retention
 from .session import SessionKeeper
@@ -78,8 +80,8 @@ class Cadence:
                 await self._pull()
             self._output.tick()
             await self._sweep()
-            with trio.move_on_after(self._terms.cadence_ms / 1000 * (0.95 + self._fraction() / 10)):
-                await self._wake.wait()
+            wait_ms = int(self._terms.cadence_ms * (0.95 + self._fraction() / 10))
+            await first_of(self._wake.wait, partial(self._clock.sleep_until, self._clock.boot_ms() + wait_ms))
 
     def _has_room(self) -> bool:
         return len(self._executions.active) < self._sessions.max_concurrent_runs
