@@ -1,0 +1,340 @@
+"""Runs as an operator sees them: started, cancelled, listed, read.
+
+A run, its first attempt and their events commit together; a cancel is an intent first, and ends at once only what provably
+never started. Source: control-plane.md §2, §11.1, §11.5, §12.
+"""
+
+from typing import Any, Final, Literal
+
+import msgspec
+from sqlalchemy import func, select
+
+from ..domain.errors import Conflict
+from ..domain.text import SAFE_INTEGER, check_dispatch_id, check_integer
+from .aggregate import (
+    TERMINAL,
+    Attempt,
+    Run,
+    advance_attempt,
+    advance_run,
+    append_event,
+    insert_attempt,
+    insert_run,
+    latest_attempt,
+    load_run,
+)
+from .database import Transaction
+from .ids import new_id
+from .schema import artifacts, run_attempts, run_dispatch_leases, run_events, runs, task_execution_revisions
+from .tasks import task
+
+LIST_LIMIT: Final = 500
+EVENT_LIMIT: Final = 1000
+
+_OPERATOR: Final = "operator"
+_NOT_STARTED: Final = frozenset({"created", "queued", "dispatching", "waiting_approval", "retry_wait", "lost"})
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A run as it was started. `created` is false when its idempotency key named one that exists."""
+
+    run_id: str
+    status: str
+    created: bool
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """What a cancel did, and the run's status after it."""
+
+    result: Literal["requested", "already_requested", "already_terminal"]
+    status: str
+
+
+class ArtifactView(msgspec.Struct, frozen=True):
+    """A stored log. `truncated` is None when the worker did not know."""
+
+    log_artifact_id: str
+    byte_length: int
+    sha256: str
+    truncated: bool | None
+
+
+class AttemptView(msgspec.Struct, frozen=True):
+    """An attempt without anything that authorises: no digests, no handle."""
+
+    id: str
+    attempt: int
+    status: str
+    worker_id: str | None
+    created_at_ms: int
+    started_at_ms: int | None
+    finished_at_ms: int | None
+    deadline_at_ms: int | None
+    exit_code: int | None
+    error_code: str | None
+    error_summary: str | None
+    artifact: ArtifactView | None
+
+
+class RunView(msgspec.Struct, frozen=True):
+    """A run in a list: with its newest attempt's worker and exit code."""
+
+    id: str
+    project: str
+    task: str
+    revision: int
+    status: str
+    priority: int
+    created_at_ms: int
+    started_at_ms: int | None
+    finished_at_ms: int | None
+    cancel_requested_at_ms: int | None
+    cancel_reason: str | None
+    worker_id: str | None
+    exit_code: int | None
+    error_code: str | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.status in TERMINAL
+
+
+class RunDetail(msgspec.Struct, frozen=True):
+    """A run with all its attempts, oldest first."""
+
+    run: RunView
+    attempts: list[AttemptView]
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """One entry of a run's history."""
+
+    sequence: int
+    type: str
+    created_at_ms: int
+    actor_type: str
+    actor_id: str | None
+    attempt_id: str | None
+    payload: msgspec.Raw
+
+
+def start(
+    tx: Transaction,
+    project: str,
+    task_id: str,
+    *,
+    revision: int | None = None,
+    priority: int = 0,
+    idempotency_key: str | None = None,
+) -> Started:
+    """Queues a run of a task's newest revision, or of `revision`. Higher `priority` goes first.
+
+    The run that `idempotency_key` named before is returned instead of a new one. Raises Conflict when the task does not exist
+    or the key belongs to a run of another task, ValueError for a value out of bounds.
+    """
+    check_integer(priority, "priority", -SAFE_INTEGER, SAFE_INTEGER)
+    if idempotency_key is not None:
+        check_dispatch_id(idempotency_key, "the idempotency key")
+        known = tx.row(select(runs).where(runs.c.project_id == project, runs.c.idempotency_key == idempotency_key))
+        if known is not None:
+            if known.task_id != task_id:
+                raise Conflict("the idempotency key belongs to a run of another task; use another key")
+            return Started(known.id, known.status, created=False)
+    published = task(tx, project, task_id, revision).published
+    run = Run(
+        id=new_id(tx.now_ms),
+        project_id=project,
+        task_id=task_id,
+        task_revision=published.task_revision,
+        trigger_type="manual",
+        execution_origin="operator",
+        status="created",
+        priority=priority,
+        idempotency_key=idempotency_key,
+        created_at_ms=tx.now_ms,
+    )
+    attempt = Attempt(id=new_id(tx.now_ms), run_id=run.id, attempt=1, status="claimed", created_at_ms=tx.now_ms)
+    insert_run(tx, run)
+    insert_attempt(tx, attempt)
+    payload = {"taskRevision": run.task_revision, "priority": priority}
+    run = append_event(
+        tx, run, "run.created", actor_type="user", actor_id=_OPERATOR, payload=payload, dedupe_key=f"admission:{run.id}:created"
+    )
+    run = advance_run(
+        tx,
+        run,
+        "queued",
+        "run.queued",
+        actor_type="user",
+        actor_id=_OPERATOR,
+        attempt_id=attempt.id,
+        dedupe_key=f"admission:{run.id}:queued",
+        changes={"queued_at_ms": tx.now_ms},
+    )
+    return Started(run.id, run.status, created=True)
+
+
+def cancel(tx: Transaction, run_id: str) -> Cancelled:
+    """Writes the intent to cancel once, and ends the run at once when it provably never started.
+
+    A command that may run is told by lease control and ends as it really ended. Repeating a cancel tries the ending again.
+    Raises Conflict when the run does not exist.
+    """
+    run = _existing(tx, run_id)
+    if run.status in TERMINAL:
+        return Cancelled("already_terminal", run.status)
+    result: Literal["requested", "already_requested"] = "already_requested"
+    if run.cancel_requested_at_ms is None:
+        result = "requested"
+        run = append_event(
+            tx,
+            run,
+            "run.cancel_requested",
+            actor_type="user",
+            actor_id=_OPERATOR,
+            payload={"reason": "user"},
+            dedupe_key=f"run-cancel:{run.id}",
+            changes={"cancel_requested_at_ms": tx.now_ms, "cancel_reason": "user"},
+        )
+    return Cancelled(result, converge(tx, run).status)
+
+
+def converge(tx: Transaction, run: Run) -> Run:
+    """Ends a run with a cancel intent if nothing of it can be executing; otherwise returns it unchanged.
+
+    An attempt behind the start barrier, or one with a live lease, blocks: nobody but its worker knows how it ends (§11.5).
+    """
+    if run.cancel_requested_at_ms is None or run.status not in _NOT_STARTED:
+        return run
+    attempt = latest_attempt(tx, run.id)
+    outcome = "timed_out" if run.cancel_reason == "timeout" else "cancelled"
+    code = "EXECUTION_TIMED_OUT" if outcome == "timed_out" else "EXECUTION_CANCELLED"
+    key = f"cancel-convergence:{run.id}:{run.cancel_requested_at_ms}"
+    if attempt is not None and attempt.status not in TERMINAL | {"lost"}:
+        if attempt.status != "claimed" or _has_live_lease(tx, attempt.id):
+            return run
+        ended = {"finished_at_ms": max(tx.now_ms, attempt.created_at_ms), "error_code": code}
+        advance_attempt(tx, attempt, outcome, ended)
+        run = append_event(
+            tx, run, f"attempt.{outcome}", actor_type="reconciler", attempt_id=attempt.id, dedupe_key=f"{key}:attempt"
+        )
+    return advance_run(
+        tx,
+        run,
+        outcome,
+        f"run.{outcome}",
+        actor_type="reconciler",
+        payload={"reason": run.cancel_reason},
+        dedupe_key=f"{key}:run",
+        changes={"finished_at_ms": max(tx.now_ms, run.created_at_ms), "error_code": code},
+    )
+
+
+def listed(tx: Transaction, limit: int, project: str | None = None, task_id: str | None = None) -> list[RunView]:
+    """At most `limit` (1..500) runs, newest first, of one project or task if given."""
+    check_integer(limit, "limit", 1, LIST_LIMIT)
+    statement = _views()
+    if project is not None:
+        statement = statement.where(runs.c.project_id == project)
+    if task_id is not None:
+        statement = statement.where(runs.c.task_id == task_id)
+    return [_view(row) for row in tx.rows(statement.order_by(runs.c.created_at_ms.desc(), runs.c.id.desc()).limit(limit))]
+
+
+def detail(tx: Transaction, run_id: str) -> RunDetail:
+    """One run with its attempts. Raises Conflict when it does not exist."""
+    row = tx.row(_views().where(runs.c.id == run_id))
+    if row is None:
+        raise Conflict(f"there is no run {run_id}")
+    stored = {each.attempt_id: each for each in tx.rows(select(artifacts).where(artifacts.c.run_id == run_id))}
+    attempts = tx.rows(select(run_attempts).where(run_attempts.c.run_id == run_id).order_by(run_attempts.c.attempt))
+    return RunDetail(_view(row), [_attempt_view(each, stored.get(each.id)) for each in attempts])
+
+
+def events(tx: Transaction, run_id: str, after: int = 0, limit: int = EVENT_LIMIT) -> list[EventView]:
+    """At most `limit` (1..1000) entries of a run's history with a sequence above `after`. Raises Conflict for no such run."""
+    check_integer(limit, "limit", 1, EVENT_LIMIT)
+    _existing(tx, run_id)
+    statement = select(run_events).where(run_events.c.run_id == run_id, run_events.c.sequence > after)
+    return [
+        EventView(
+            sequence=row.sequence,
+            type=row.type,
+            created_at_ms=row.created_at_ms,
+            actor_type=row.actor_type,
+            actor_id=row.actor_id,
+            attempt_id=row.attempt_id,
+            payload=msgspec.Raw(row.payload.encode()),
+        )
+        for row in tx.rows(statement.order_by(run_events.c.sequence).limit(limit))
+    ]
+
+
+def _existing(tx: Transaction, run_id: str) -> Run:
+    run = load_run(tx, run_id)
+    if run is None:
+        raise Conflict(f"there is no run {run_id}")
+    return run
+
+
+def _has_live_lease(tx: Transaction, attempt_id: str) -> bool:
+    table = run_dispatch_leases
+    statement = select(table.c.attempt_id).where(
+        table.c.attempt_id == attempt_id, table.c.status == "leased", table.c.expires_at_ms > tx.now_ms
+    )
+    return tx.row(statement) is not None
+
+
+def _views() -> Any:
+    numbered = run_attempts.alias()
+    newest = select(func.max(numbered.c.attempt)).where(numbered.c.run_id == runs.c.id).scalar_subquery()
+    revision = task_execution_revisions
+    return (
+        select(runs, run_attempts.c.worker_id, run_attempts.c.exit_code, revision.c.source_revision)
+        .outerjoin(run_attempts, (run_attempts.c.run_id == runs.c.id) & (run_attempts.c.attempt == newest))
+        .join(
+            revision,
+            (revision.c.project_id == runs.c.project_id)
+            & (revision.c.task_id == runs.c.task_id)
+            & (revision.c.task_revision == runs.c.task_revision),
+        )
+    )
+
+
+def _view(row: Any) -> RunView:
+    return RunView(
+        id=row.id,
+        project=row.project_id,
+        task=row.task_id,
+        revision=row.source_revision,
+        status=row.status,
+        priority=row.priority,
+        created_at_ms=row.created_at_ms,
+        started_at_ms=row.started_at_ms,
+        finished_at_ms=row.finished_at_ms,
+        cancel_requested_at_ms=row.cancel_requested_at_ms,
+        cancel_reason=row.cancel_reason,
+        worker_id=row.worker_id,
+        exit_code=row.exit_code,
+        error_code=row.error_code,
+    )
+
+
+def _attempt_view(row: Any, stored: Any) -> AttemptView:
+    return AttemptView(
+        id=row.id,
+        attempt=row.attempt,
+        status=row.status,
+        worker_id=row.worker_id,
+        created_at_ms=row.created_at_ms,
+        started_at_ms=row.started_at_ms,
+        finished_at_ms=row.finished_at_ms,
+        deadline_at_ms=row.deadline_at_ms,
+        exit_code=row.exit_code,
+        error_code=row.error_code,
+        error_summary=row.error_summary,
+        artifact=None
+        if stored is None
+        else ArtifactView(stored.log_artifact_id, stored.byte_length, stored.sha256, stored.truncated),
+    )
