@@ -685,8 +685,9 @@ async def test_uploads_of_edge_lengths_arrive_whole(files: pki.Files, tmp_path: 
     assert len(server.seen[0].body) == 4 + len(PREAMBLE) + length
 
 
-async def test_a_call_is_answered_while_an_upload_hangs(files: pki.Files, tmp_path: Path) -> None:
+async def test_calls_are_answered_while_uploads_hang(files: pki.Files, tmp_path: Path) -> None:
     release = trio.Event()
+    output = sealed(tmp_path / "log", b"z" * 10_000)
 
     async def answer(stream: trio.abc.Stream, seen: Seen) -> None:
         if seen.path.endswith("/artifacts"):
@@ -696,17 +697,19 @@ async def test_a_call_is_answered_while_an_upload_hangs(files: pki.Files, tmp_pa
     async with tls_server() as server:
         server.answer = answer
         link = make_link(server, files)
+
+        async def upload() -> None:
+            await link.upload(SESSION_ID, PREAMBLE, output, response_limit=4096)
+
         async with trio.open_nursery() as nursery:
-
-            async def upload() -> None:
-                await link.upload(SESSION_ID, PREAMBLE, sealed(tmp_path / "log", b"z" * 10_000), response_limit=4096)
-
-            nursery.start_soon(upload)
+            for _ in range(4):
+                nursery.start_soon(upload)
             await server.until(lambda: len(server.seen) == 1)
             for _ in range(3):
                 assert await call(link) == b"{}"
             release.set()
         await link.aclose()
+    assert sum(seen.path.endswith("/artifacts") for seen in server.seen) == 4
 
 
 async def test_a_sealed_file_that_is_too_short_missing_or_no_file_is_corrupt(files: pki.Files, tmp_path: Path) -> None:
