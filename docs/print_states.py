@@ -10,7 +10,7 @@ def states_page() -> str:
     lines = [
         "# The states of an inbox record",
         "",
-        "Printed from `TRANSITIONS` in `qlworker/domain/record.py`. Each state may also be rewritten as itself under a newer lease.",
+        "Printed from `TRANSITIONS` in `qlworker/domain/record.py`. A state is also rewritten as itself, under a newer lease.",
         "",
         "```mermaid",
         "stateDiagram-v2",
