@@ -257,6 +257,7 @@ def _link(settings: Settings, log: Log) -> HttpsLink:
         files.trust_anchors,
         files.token,
         expected_credential_id=files.expected_credential_id,
+        log=log,
     )
     credentials.load()
     return HttpsLink(
