@@ -290,16 +290,13 @@ def _views() -> Any:
     numbered = run_attempts.alias()
     newest = select(func.max(numbered.c.attempt)).where(numbered.c.run_id == runs.c.id).scalar_subquery()
     revision = task_execution_revisions
-    return (
-        select(runs, run_attempts.c.worker_id, run_attempts.c.exit_code, revision.c.source_revision)
-        .outerjoin(run_attempts, (run_attempts.c.run_id == runs.c.id) & (run_attempts.c.attempt == newest))
-        .join(
-            revision,
-            (revision.c.project_id == runs.c.project_id)
-            & (revision.c.task_id == runs.c.task_id)
-            & (revision.c.task_revision == runs.c.task_revision),
-        )
+    joined = runs.outerjoin(run_attempts, (run_attempts.c.run_id == runs.c.id) & (run_attempts.c.attempt == newest)).join(
+        revision,
+        (revision.c.project_id == runs.c.project_id)
+        & (revision.c.task_id == runs.c.task_id)
+        & (revision.c.task_revision == runs.c.task_revision),
     )
+    return select(runs, run_attempts.c.worker_id, run_attempts.c.exit_code, revision.c.source_revision).select_from(joined)
 
 
 def _view(row: Any) -> RunView:
