@@ -1,0 +1,56 @@
+# Everything sets up its own environment in $(VENV) from requirements.lock; nothing has to be installed by hand.
+#   make demo   the main job from end to end       make test   the whole suite       make lint   ruff and mypy
+# PYTHON= names another interpreter (3.11 or newer), VENV= another place, PYTEST_ARGS= more arguments for pytest.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.DEFAULT_GOAL = help
+.DELETE_ON_ERROR:
+.PHONY: help demo demo-idle test lint lock clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -3
+
+demo: $(READY)
+	@$(BIN)/python -m qlworker.control.demo
+
+demo-idle: $(READY)
+	@$(BIN)/python -m qlworker.control.demo --idle
+
+# Two to eight processes: more would only fight for the loopback and the disk.
+test: $(READY)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -q $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# Made anew when the lock or the project's metadata changes. --require-hashes: what is installed is what was tested.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "qlworker needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1 || true): name another one," \
+	    "for example make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# For maintainers: resolves the lock again. The oldest supported Python, so that it holds on every newer one.
+lock:
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet pip-tools
+	build/lock/bin/pip-compile --quiet --generate-hashes --strip-extras --no-emit-index-url --no-emit-find-links \
+	  --no-emit-trusted-host --no-header --extra control --extra dev --build-deps-for editable \
+	  --output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find qlworker tests -name __pycache__ -prune -exec rm -rf {} +
