@@ -4,6 +4,7 @@ One file per attempt, `<directory>/<attemptId>.log`, with every byte at its stre
 NUL bytes. Never evidence, never part of an outcome.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final
@@ -41,5 +42,6 @@ class LiveOutput:
             os.close(descriptor)
 
     def remove(self, attempt_id: str) -> None:
-        """Forgets the view of one attempt. Blocks."""
-        self.path(attempt_id).unlink(missing_ok=True)
+        """Forgets the view of one attempt. Blocks. A view that cannot be removed is left: nobody depends on it."""
+        with contextlib.suppress(OSError, ValueError):
+            self.path(attempt_id).unlink(missing_ok=True)

@@ -14,6 +14,10 @@ from .authority import Claim, identify, require_lease
 from .session import Caller, require_session
 
 
+class OtherContent(Transient):
+    """The log of this attempt is stored already and is another one; what was uploaded may go."""
+
+
 def authorise(tx: Transaction, caller: Caller, request: UploadHeader | OutputRequest, settings: Settings) -> Claim:
     """Proves that the caller may write the log it names: of its own starting or running attempt. Raises Fenced."""
     require_session(tx, caller, request.worker_generation)
@@ -46,7 +50,7 @@ def record(tx: Transaction, header: UploadHeader, sha256: str) -> UploadResponse
     """Makes an uploaded content the log of its attempt, unless there is one.
 
     The lease is not looked at again: a renewal during a long upload is normal, and the log's id binds it to this offer.
-    Raises Transient when another content is stored already.
+    Raises OtherContent when another content is stored already.
     """
     offered = Artifact(
         log_artifact_id=header.log_artifact_id,
@@ -56,7 +60,7 @@ def record(tx: Transaction, header: UploadHeader, sha256: str) -> UploadResponse
     )
     stored = load_artifact(tx, header.attempt_id, header.log_artifact_id)
     if stored is not None and stored != offered:
-        raise Transient("another content is stored for this log")
+        raise OtherContent("another content is stored for this log")
     if stored is None:
         tx.write(
             insert(artifacts).values(

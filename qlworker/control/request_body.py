@@ -1,0 +1,76 @@
+"""Reading a request's body while counting: never more than was announced or is allowed (wire-protocol.md §1.4)."""
+
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+
+from .failure import Failure
+
+JSON_TYPE = "application/json"
+UPLOAD_TYPE = "application/vnd.qinglong.worker-artifact"
+
+
+class Body:
+    """The body of one request, whose headers were checked. Read it once, front to back."""
+
+    def __init__(self, request: Request, length: int) -> None:
+        self.length = length
+        self._chunks = request.stream()
+        self._buffer = bytearray()
+        self._seen = 0
+
+    async def read(self, size: int) -> bytes:
+        """Exactly `size` bytes. Raises Failure 400 when the body ends before."""
+        while len(self._buffer) < size:
+            self._buffer += await self._next() or _short()
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """What is left, in pieces. Raises Failure 400 at the end when the length was not the announced one."""
+        if self._buffer:
+            yield bytes(self._buffer)
+            self._buffer.clear()
+        while chunk := await self._next():
+            yield chunk
+        if self._seen != self.length:
+            _short()
+
+    async def _next(self) -> bytes:
+        """The next piece that is not empty, or b"" at the end."""
+        async for chunk in self._chunks:
+            self._seen += len(chunk)
+            if self._seen > self.length:
+                raise Failure(400, "content_length_mismatch")
+            if chunk:
+                return chunk
+        return b""
+
+
+def open_body(request: Request, media_type: str, limit: int, minimum: int = 0) -> Body:
+    """The body of `request` after its headers were found in order. Raises Failure 400, 413 or 415."""
+    sent_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if media_type == UPLOAD_TYPE:
+        sent_type = sent_type.lower()
+    if sent_type != media_type:
+        raise Failure(415, "unsupported_content_type")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Failure(415, "unsupported_content_encoding")
+    lengths = request.headers.getlist("content-length")
+    if len(lengths) != 1 or not _is_decimal(lengths[0]) or "transfer-encoding" in request.headers:
+        raise Failure(400, "invalid_content_length")
+    length = int(lengths[0])
+    if length > limit:
+        raise Failure(413, "request_too_large")
+    if length < minimum:
+        raise Failure(400, "invalid_content_length")
+    return Body(request, length)
+
+
+def _is_decimal(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 16
+
+
+def _short() -> bytes:
+    raise Failure(400, "content_length_mismatch")
