@@ -422,7 +422,7 @@ async def test_a_damaged_record_is_named_but_neither_shown_nor_touched(
         lambda: journal.remove("offer-1", 0),
     ):
         with pytest.raises(Corrupt, match=r"offer-1\.json") as caught:
-            await operation()  # type: ignore[no-untyped-call]
+            await operation()
         assert TOKEN not in str(caught.value)
         assert caught.value.__cause__ is None
     assert contents(root) == before

@@ -17,7 +17,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qlworker.adapters import durable
+from qlworker.adapters import durable, output
 from qlworker.adapters.output import OutputFiles
 from qlworker.domain.errors import Corrupt, Misconfigured, Refused
 from tests.adapters.small_disk import small_disk
@@ -93,7 +93,7 @@ async def test_an_unsafe_file_is_refused_and_left_alone(root: Path, files: Outpu
     path.symlink_to(root / "aside")
     for operation in (lambda: files.prepare(NAME), lambda: files.read(NAME, 0, 10), lambda: files.seal(NAME)):
         with pytest.raises(Corrupt, match="not a regular file"):
-            await operation()  # type: ignore[no-untyped-call]
+            await operation()
     path.unlink()
     os.mkfifo(path, 0o600)
     with pytest.raises(Corrupt, match="not a regular file"):
@@ -120,7 +120,7 @@ async def test_a_name_that_is_no_log_artifact_id_is_refused(files: OutputFiles, 
         lambda: files.remove(name),
     ):
         with pytest.raises(ValueError, match="logArtifactId"):
-            await operation()  # type: ignore[no-untyped-call]
+            await operation()
 
 
 @pytest.mark.parametrize("maximum", [4095, 64 * 1024 * 1024 + 1])
@@ -286,7 +286,12 @@ async def test_a_process_that_writes_while_the_file_is_cut_loses_bytes_only_in_t
     with path.open("ab") as out:
         child = subprocess.Popen(["sh", "-c", script], stdout=out, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
     done = threading.Event()
-    waiter = threading.Thread(target=lambda: (child.wait(), done.set()))
+
+    def wait() -> None:
+        child.wait()
+        done.set()
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
     cuts = 0
     while not done.is_set():
@@ -328,12 +333,22 @@ async def test_a_seal_of_many_turns_is_the_digest_of_the_whole(root: Path) -> No
     assert (sealed.byte_length, sealed.sha256) == (len(data), hashlib.sha256(data).hexdigest())
 
 
-async def test_the_digest_of_a_large_file_lets_other_work_have_the_thread(root: Path) -> None:
+async def test_the_digest_of_a_large_file_lets_other_work_have_the_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = trio.CapacityLimiter(1)
-    files = files_of(root, maximum_bytes=32 * 1024 * 1024, file_limiter=limiter)
+    files = files_of(root, maximum_bytes=4 * 1024 * 1024, file_limiter=limiter)
     await files.open()
-    append(await files.prepare(NAME), b"\x00" * (32 * 1024 * 1024))
+    append(await files.prepare(NAME), b"\x00" * (4 * 1024 * 1024))
     order: list[str] = []
+    hashing, waiting = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+    real = output._hash
+
+    def hash_part(*arguments: Any) -> int:
+        token.run_sync_soon(hashing.set)
+        waiting.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(output, "_hash", hash_part)
 
     async def other() -> None:
         await trio.to_thread.run_sync(lambda: None, limiter=limiter)
@@ -345,8 +360,10 @@ async def test_the_digest_of_a_large_file_lets_other_work_have_the_thread(root: 
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(seal)
-        await trio.testing.wait_all_tasks_blocked()
+        await hashing.wait()
         nursery.start_soon(other)
+        await trio.testing.wait_all_tasks_blocked()
+        waiting.set()
     assert order == ["other", "seal"]
 
 
