@@ -98,6 +98,9 @@ class OfferDelivery:
         claim = self._claim
         if claim is not None and claim.belongs_to(session.session_id, session.generation) and not claim.is_exhausted:
             return claim
+        if claim is not None:
+            # Of another session, or tried sixteen times: its lease, if there ever was one, is of no use any more.
+            await self._drop(claim)
         now_ms = max(self._clock.wall_ms(), 0)
         claim = PendingClaim(
             schema_version=1,
