@@ -1,5 +1,6 @@
 """What the commands show: aligned columns, times, durations. Nothing here decides anything."""
 
+import contextlib
 import datetime
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,12 @@ def complain(line: str) -> None:
 def show_json(value: object) -> None:
     """`value` as one JSON document."""
     show(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def show_line_json(value: object) -> None:
+    """`value` as one line of JSON, for a program that reads lines. A reader that is gone is no error."""
+    with contextlib.suppress(OSError):
+        show(msgspec.json.encode(value).decode())
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -1,0 +1,1 @@
+"""The commands of qlcontrol, one module per group. Each has `register(subparsers)` and sets `run` on its parsers."""

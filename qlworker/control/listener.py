@@ -1,0 +1,207 @@
+"""One HTTP listener of the control plane: an application on a bound socket, with or without TLS, served by Hypercorn on trio.
+
+TLS is 1.3 only and every client must show a certificate of the given authorities (wire-protocol.md §1.1). Session tickets are
+off: a resumed session would not look at the client's certificate again.
+"""
+
+import socket
+import ssl
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import hypercorn
+import hypercorn.trio
+import trio
+
+from ..domain.errors import Misconfigured, OwnershipHeld
+from .config import Tls
+from .logs import JsonLog
+from .private_files import make_private_directory, require_private
+
+HEADER_BYTES: Final = 16 * 1024
+KEEP_ALIVE_S: Final = 5
+REQUESTS_PER_CONNECTION: Final = 100
+BACKLOG: Final = 128
+GRACE_S: Final = 3
+"""How long requests under way may take after a stop."""
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def server_context(tls: Tls) -> ssl.SSLContext:
+    """The TLS side of the worker listener. Raises Misconfigured when a file cannot be used, Refused for an exposed key."""
+    require_private(tls.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        raise Misconfigured(f"cannot use {tls.certificate} with {tls.key}: {_reason(error)}") from error
+    try:
+        context.load_verify_locations(tls.client_ca)
+    except (OSError, ssl.SSLError) as error:
+        raise Misconfigured(f"cannot use {tls.client_ca}: {_reason(error)}") from error
+    return context
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """A bound, not yet listening socket. Raises Misconfigured when the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise Misconfigured(f"cannot listen on {host}: {error.strerror}; correct listen.host") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise Misconfigured(f"cannot listen on {host} port {port}: {error.strerror}; correct listen.port") from error
+    return bound
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A bound, not yet listening Unix socket of mode 0600 in a private directory; one left by a dead process is replaced.
+
+    Raises OwnershipHeld when somebody answers there, Refused when the directory is open to others.
+    """
+    make_private_directory(path.parent)
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink(missing_ok=True)
+            else:
+                raise OwnershipHeld(f"another control plane answers on {path}; stop it first")
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        bound.bind(str(path))
+        # Nobody can connect before listen(), so there is no moment at which a wider mode matters.
+        path.chmod(0o600)
+    except OSError as error:
+        bound.close()
+        raise Misconfigured(f"cannot make the socket {path}: {error.strerror}") from error
+    return bound
+
+
+async def serve_listener(
+    application: Application,
+    bound: socket.socket,
+    *,
+    context: ssl.SSLContext | None,
+    handshake_timeout_s: float,
+    stopping: trio.Event,
+    log: JsonLog,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until `stopping` is set and then finishes what is under way, for 3 s at most. Takes the socket over."""
+    config = _Listener(context, log)
+    config.bind = [f"fd://{bound.detach()}"]
+    config.ssl_handshake_timeout = handshake_timeout_s
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_serve, _http_only(application), config, stopping)
+        task_status.started()
+
+
+async def _serve(
+    application: Application,
+    config: hypercorn.Config,
+    stopping: trio.Event,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await hypercorn.trio.serve(
+        application,
+        config,
+        shutdown_trigger=stopping.wait,
+        task_status=task_status,
+        mode="asgi",
+    )
+
+
+class _Listener(hypercorn.Config):
+    """Hypercorn's settings, and its TLS context replaced by ours: its own one starts at TLS 1.2."""
+
+    def __init__(self, context: ssl.SSLContext | None, log: JsonLog) -> None:
+        super().__init__()
+        self._context = context
+        self.accesslog = None
+        self.errorlog = None
+        self._log = _ServerLog(self, log)
+        self.backlog = BACKLOG
+        self.graceful_timeout = GRACE_S
+        self.h11_max_incomplete_size = HEADER_BYTES
+        self.include_server_header = False
+        self.keep_alive_timeout = KEEP_ALIVE_S
+        self.keep_alive_max_requests = REQUESTS_PER_CONNECTION
+
+    @property
+    def ssl_enabled(self) -> bool:
+        return self._context is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        return self._context
+
+
+class _ServerLog(hypercorn.logging.Logger):
+    """Hypercorn's messages as JSON events. An exception is told by type and place: its text may quote a request."""
+
+    def __init__(self, config: hypercorn.Config, log: JsonLog) -> None:
+        super().__init__(config)
+        self._json = log
+
+    async def access(self, request: Any, response: Any, request_time: float) -> None:
+        return
+
+    async def critical(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        self._json.error("listener", message=message)
+
+    async def error(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        self._json.error("listener", message=message)
+
+    async def warning(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        self._json.warning("listener", message=message)
+
+    async def info(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        return
+
+    async def debug(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        return
+
+    async def exception(self, message: str, *_args: Any, **_kwargs: Any) -> None:
+        kind, error, _ = sys.exc_info()
+        frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+        self._json.error("listener_failed", message=message, kind=kind.__name__ if kind else "", place=place)
+
+    async def log(self, level: int, message: str, *_args: Any, **_kwargs: Any) -> None:
+        self._json.info("listener", message=message, level_number=level)
+
+
+def _http_only(application: Application) -> Application:
+    """`application` for plain requests; a WebSocket is refused and the lifespan needs nothing."""
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await application(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            for _ in range(2):
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+
+    return guarded
+
+
+def _reason(error: OSError) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or "not a certificate or key"

@@ -1,0 +1,221 @@
+"""The operator's application, served on a Unix socket that only its owner may open: JSON over HTTP.
+
+Being able to open the socket is the authority; nothing here is reachable from the network. Source: control-plane.md §22 item 5.
+"""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from .. import __version__
+from ..domain.errors import Conflict, QlworkerError
+from ..domain.text import check_integer
+from . import credentials, runs, tasks
+from .artifact_store import ArtifactStore
+from .database import Database
+from .live_output import LiveOutput
+from .logs import JsonLog
+from .operator_api import (
+    BODY_BYTES,
+    AddWorker,
+    Failure,
+    IssuedToken,
+    Revoked,
+    RevokeWorker,
+    RotateWorker,
+    StartRun,
+    Status,
+    StoredSecret,
+)
+from .run_log import RunLog
+from .secret_writer import put_secret
+from .workers import workers
+
+T = TypeVar("T")
+
+
+class _Operator:
+    """The handlers and what they work on."""
+
+    def __init__(
+        self, database: Database, pepper: bytes, secrets: Path, log: RunLog, origin: str, stopping: trio.Event
+    ) -> None:
+        self._database = database
+        self._pepper = pepper
+        self._secrets = secrets
+        self._log = log
+        self._origin = origin
+        self._stopping = stopping
+
+    async def status(self, _request: Request) -> Any:
+        return Status(origin=self._origin, pid=os.getpid(), version=__version__)
+
+    async def list_workers(self, _request: Request) -> Any:
+        return await self._database.run(workers)
+
+    async def add_worker(self, request: Request) -> Any:
+        body = await _decoded(request, AddWorker)
+        lifetime = _milliseconds(body.lifetime_s, "lifetime_s")
+        return _told(await self._database.run(credentials.issue, self._pepper, body.worker_id, lifetime))
+
+    async def rotate_worker(self, request: Request) -> Any:
+        body = await _decoded(request, RotateWorker)
+        lifetime, overlap = _milliseconds(body.lifetime_s, "lifetime_s"), _milliseconds(body.overlap_s, "overlap_s")
+        return _told(await self._database.run(credentials.rotate, self._pepper, body.worker_id, lifetime, overlap))
+
+    async def revoke_worker(self, request: Request) -> Any:
+        body = await _decoded(request, RevokeWorker)
+        return Revoked(revoked=await self._database.run(credentials.revoke, body.worker_id))
+
+    async def put_task(self, request: Request) -> Any:
+        return await self._database.run(tasks.publish, await _decoded(request, tasks.TaskDefinition))
+
+    async def list_tasks(self, request: Request) -> Any:
+        return await self._database.run(tasks.tasks, _number(request, "limit", 1000))
+
+    async def show_task(self, request: Request) -> Any:
+        project, task_id = _text(request, "project"), _text(request, "id")
+        return await self._database.run(tasks.task, project, task_id, _number(request, "revision", None))
+
+    async def put_secret(self, request: Request) -> Any:
+        project, name, version = _text(request, "project"), _text(request, "name"), _number(request, "version", None)
+        value = await _body(request)
+        changed = await trio.to_thread.run_sync(put_secret, self._secrets, project, name, version, value)
+        return StoredSecret(changed=changed)
+
+    async def start_run(self, request: Request) -> Any:
+        body = await _decoded(request, StartRun)
+        return await self._database.run(
+            runs.start,
+            body.project,
+            body.task,
+            revision=body.revision,
+            priority=body.priority,
+            idempotency_key=body.idempotency_key,
+        )
+
+    async def list_runs(self, request: Request) -> Any:
+        project, task_id = request.query_params.get("project"), request.query_params.get("task")
+        return await self._database.run(runs.listed, _number(request, "limit", 50), project, task_id)
+
+    async def show_run(self, request: Request) -> Any:
+        return await self._database.run(runs.detail, request.path_params["run_id"])
+
+    async def cancel_run(self, request: Request) -> Any:
+        return await self._database.run(runs.cancel, request.path_params["run_id"])
+
+    async def run_events(self, request: Request) -> Any:
+        after = _number(request, "after", 0)
+        return await self._database.run(runs.events, request.path_params["run_id"], after)
+
+    async def run_log(self, request: Request) -> Any:
+        run_id = request.path_params["run_id"]
+        await self._database.run(runs.detail, run_id)  # an unknown run is an error, not an empty log
+        stopping = self._stopping if request.query_params.get("follow") == "1" else None
+        return StreamingResponse(self._log.stream(run_id, stopping), media_type="application/octet-stream")
+
+
+def create_operator(
+    database: Database,
+    *,
+    pepper: bytes,
+    secrets: Path,
+    artifacts: ArtifactStore,
+    live: LiveOutput,
+    origin: str,
+    stopping: trio.Event,
+    log: JsonLog,
+) -> Starlette:
+    """The ASGI application. `origin` is how workers reach this server; `stopping` ends the logs that are being followed."""
+    operator = _Operator(database, pepper, secrets, RunLog(database, artifacts, live), origin, stopping)
+    handlers: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
+        ("GET", "/status", operator.status),
+        ("GET", "/workers", operator.list_workers),
+        ("POST", "/workers", operator.add_worker),
+        ("POST", "/workers/rotate", operator.rotate_worker),
+        ("POST", "/workers/revoke", operator.revoke_worker),
+        ("PUT", "/tasks", operator.put_task),
+        ("GET", "/tasks", operator.list_tasks),
+        ("GET", "/task", operator.show_task),
+        ("PUT", "/secrets", operator.put_secret),
+        ("POST", "/runs", operator.start_run),
+        ("GET", "/runs", operator.list_runs),
+        ("GET", "/runs/{run_id}", operator.show_run),
+        ("POST", "/runs/{run_id}/cancel", operator.cancel_run),
+        ("GET", "/runs/{run_id}/events", operator.run_events),
+        ("GET", "/runs/{run_id}/log", operator.run_log),
+    ]
+    return Starlette(routes=[Route(path, _answering(handler, log), methods=[method]) for method, path, handler in handlers])
+
+
+def _answering(handler: Callable[[Request], Awaitable[Any]], log: JsonLog) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            answer = await handler(request)
+        except (ValueError, msgspec.MsgspecError) as error:
+            return _json(Failure(error=str(error)), 400)
+        except Conflict as error:
+            return _json(Failure(error=str(error)), 409)
+        except (QlworkerError, OSError) as error:
+            log.warning("operator_request_failed", path=request.url.path, error=str(error))
+            return _json(Failure(error=str(error)), 500)
+        return answer if isinstance(answer, Response) else _json(answer, 200)
+
+    return endpoint
+
+
+def _json(value: object, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status, {"Cache-Control": "no-store"}, "application/json")
+
+
+async def _body(request: Request) -> bytes:
+    """The request's body, counted while it is read. Raises ValueError above 1 MiB."""
+    body = b""
+    chunks: AsyncIterator[bytes] = request.stream()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > BODY_BYTES:
+            raise ValueError(f"a request must be at most {BODY_BYTES} bytes")
+    return body
+
+
+async def _decoded(request: Request, kind: type[T]) -> T:
+    return msgspec.json.decode(await _body(request), type=kind)
+
+
+def _told(issued: credentials.Issued) -> IssuedToken:
+    credential = issued.credential
+    return IssuedToken(
+        worker_id=credential.worker_id,
+        credential_id=credential.credential_id,
+        expires_at_ms=credential.expires_at_ms,
+        token=issued.token,
+    )
+
+
+def _milliseconds(seconds: int, name: str) -> int:
+    return check_integer(seconds, name, 0, 100 * 366 * 86_400) * 1000
+
+
+def _text(request: Request, name: str) -> str:
+    value = request.query_params.get(name)
+    if value is None:
+        raise ValueError(f"the query must have {name}")
+    return value
+
+
+def _number(request: Request, name: str, default: int | None) -> Any:
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if not value.isascii() or not value.isdigit() or len(value) > 10:
+        raise ValueError(f"{name} must be a whole number")
+    return int(value)
