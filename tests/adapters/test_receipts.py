@@ -51,7 +51,6 @@ async def test_reading_and_removing_need_no_directory(receipts: ReceiptFiles) ->
     await receipts.remove("never-launched")
 
 
-@pytest.mark.req("R190")
 async def test_a_receipt_of_the_first_schema_is_readable(receipts: ReceiptFiles) -> None:
     text = make_receipt().to_json().replace(b'"schemaVersion":2', b'"schemaVersion":1').replace(b',"ending":"exited"', b"")
     publish(receipts.path("attempt-1"), text)
