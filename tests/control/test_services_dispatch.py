@@ -219,7 +219,6 @@ def test_preferred_labels_raise_the_score(plane: Plane) -> None:
     assert answer.offer.placement_score == 7
 
 
-@pytest.mark.req("R14")
 def test_the_same_pull_again_gets_the_same_offer_and_writes_nothing(plane: Plane) -> None:  # V71
     plane.claim()
     before = plane.snapshot()
@@ -254,7 +253,6 @@ def test_the_same_pull_after_the_lease_ended_is_fenced(plane: Plane) -> None:
         plane.pull()
 
 
-@pytest.mark.req("R14")
 def test_neither_answer_nor_database_ever_holds_the_lease_token(plane: Plane) -> None:  # V72
     held: Held = plane.claim()
     plane.starting(held)
