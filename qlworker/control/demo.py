@@ -154,7 +154,7 @@ async def _idle(stage: Stage) -> None:
 
 
 async def _end_of_input() -> None:
-    """Returns once standard input ends. Not through sys.stdin: a thread that reads it would keep the interpreter from ending."""
+    """Returns once standard input ends. Not through sys.stdin, whose lock a left-behind reader would hold at exit."""
 
     def read() -> bytes:
         return os.read(0, 4096)

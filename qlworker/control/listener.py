@@ -22,6 +22,7 @@ from .logs import JsonLog
 from .private_files import make_private_directory, require_private
 
 HEADER_BYTES: Final = 16 * 1024
+HEADERS: Final = 64
 KEEP_ALIVE_S: Final = 5
 REQUESTS_PER_CONNECTION: Final = 100
 BACKLOG: Final = 128
@@ -109,7 +110,7 @@ async def serve_listener(
     config.bind = [f"fd://{bound.detach()}"]
     config.ssl_handshake_timeout = handshake_timeout_s
     async with trio.open_nursery() as nursery:
-        await nursery.start(_serve, _http_only(application), config, stopping)
+        await nursery.start(_serve, _guarded(application), config, stopping)
         task_status.started()
 
 
@@ -187,12 +188,19 @@ class _ServerLog(hypercorn.logging.Logger):
         self._json.info("listener", message=message, level_number=level)
 
 
-def _http_only(application: Application) -> Application:
-    """`application` for plain requests; a WebSocket is refused and the lifespan needs nothing."""
+def _guarded(application: Application) -> Application:
+    """`application` for plain requests with bounded headers; a WebSocket is refused and the lifespan needs nothing.
+
+    Hypercorn bounds only headers that come in pieces: what fits into one read of 64 KiB passes it.
+    """
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            await application(scope, receive, send)
+            headers = scope["headers"]
+            if len(headers) > HEADERS or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
+                await _refuse_headers(send)
+            else:
+                await application(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
         else:
@@ -201,6 +209,18 @@ def _http_only(application: Application) -> Application:
                 await send({"type": f"{message['type']}.complete"})
 
     return guarded
+
+
+async def _refuse_headers(send: Any) -> None:
+    body = b'{"code":"request_header_too_large"}'
+    headers = [
+        (b"content-type", b"application/json; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": 431, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _reason(error: OSError) -> str:

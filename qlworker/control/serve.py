@@ -5,6 +5,9 @@ When both listen, one JSON line on standard output tells the port; everything el
 
 import os
 import signal
+import socket
+import ssl
+from collections.abc import AsyncIterator
 from functools import partial
 
 import trio
@@ -44,40 +47,57 @@ async def _serve(settings: Settings, log: JsonLog) -> None:
         database = Database(settings.database_url)
         try:
             database.create_tables()
-            workers = bind_tcp(settings.listen.host, settings.listen.port)
-            port: int = workers.getsockname()[1]
-            commands = bind_unix(settings.operator.socket)
-            stopping = trio.Event()
-            artifacts, live = ArtifactStore(settings.storage.artifacts), LiveOutput(settings.storage.live)
-            ingress = create_ingress(
-                database,
-                authenticate=authenticate,
-                pepper=pepper,
-                secrets=SecretStore(settings.storage.secrets),
-                artifacts=artifacts,
-                live=live,
-                settings=settings,
-            )
-            operator = create_operator(
-                database,
-                pepper=pepper,
-                secrets=settings.storage.secrets,
-                artifacts=artifacts,
-                live=live,
-                origin=settings.origin(port),
-                stopping=stopping,
-                log=log,
-            )
-            serve = partial(serve_listener, handshake_timeout_s=settings.tls.handshake_timeout_s, stopping=stopping, log=log)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(partial(serve, ingress, workers, context=context), name="worker listener")
-                await nursery.start(partial(serve, operator, commands, context=None), name="operator listener")
-                log.info("control_plane_ready", port=port, origin=settings.origin(port))
-                show_line_json({"event": "ready", "port": port, "origin": settings.origin(port), "pid": os.getpid()})
-                received = await anext(aiter(signals))
-                log.info("control_plane_stopping", signal=signal.Signals(received).name)
-                stopping.set()
-            settings.operator.socket.unlink(missing_ok=True)
+            # Both are taken over by their listeners; until then, leaving closes them.
+            with (
+                bind_tcp(settings.listen.host, settings.listen.port) as workers,
+                bind_unix(settings.operator.socket) as commands,
+            ):
+                await _listen(settings, log, database, pepper, context, workers, commands, signals)
         finally:
             database.close()
         log.info("control_plane_stopped")
+
+
+async def _listen(
+    settings: Settings,
+    log: JsonLog,
+    database: Database,
+    pepper: bytes,
+    context: ssl.SSLContext,
+    workers: socket.socket,
+    commands: socket.socket,
+    signals: AsyncIterator[int],
+) -> None:
+    port: int = workers.getsockname()[1]
+    origin = settings.origin(port)
+    stopping = trio.Event()
+    artifacts, live = ArtifactStore(settings.storage.artifacts), LiveOutput(settings.storage.live)
+    ingress = create_ingress(
+        database,
+        authenticate=authenticate,
+        pepper=pepper,
+        secrets=SecretStore(settings.storage.secrets),
+        artifacts=artifacts,
+        live=live,
+        settings=settings,
+    )
+    operator = create_operator(
+        database,
+        pepper=pepper,
+        secrets=settings.storage.secrets,
+        artifacts=artifacts,
+        live=live,
+        origin=origin,
+        stopping=stopping,
+        log=log,
+    )
+    serve = partial(serve_listener, handshake_timeout_s=settings.tls.handshake_timeout_s, stopping=stopping, log=log)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve, ingress, workers, context=context), name="worker listener")
+        await nursery.start(partial(serve, operator, commands, context=None), name="operator listener")
+        log.info("control_plane_ready", port=port, origin=origin)
+        show_line_json({"event": "ready", "port": port, "origin": origin, "pid": os.getpid()})
+        received = await anext(aiter(signals))
+        log.info("control_plane_stopping", signal=signal.Signals(received).name)
+        stopping.set()
+    settings.operator.socket.unlink(missing_ok=True)
