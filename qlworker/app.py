@@ -75,6 +75,7 @@ def run(settings: Settings) -> int:
     Raises OwnershipHeld, OwnershipLost or Corrupt when it must not run, Misconfigured when it cannot.
     """
     log = logs.configure(settings.log.level, settings.log.format)
+    logs.forward_library_logs(log)
     try:
         return trio.run(main, settings, log)
     except BaseExceptionGroup as group:
@@ -150,7 +151,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
             RemoteMaterialiser(control_plane),
             server_clock,
             log,
-            LaunchTerms(directory=str(settings.execution.default_directory)),
+            LaunchTerms(directory=str(settings.execution.default_directory), search_path=settings.execution.search_path),
         ),
         watcher=Watcher(
             sessions=sessions,
@@ -169,6 +170,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
         clock=clock,
         server_clock=server_clock,
         log=log,
+        retry_base_ms=settings.session.pull_backoff_ms,
     )
     output = OutputKeeper(
         control_plane,
@@ -188,7 +190,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
         retention=Retention(journal, receipts, outputs, server_clock, log, age_ms=settings.execution.retention_s * 1000),
         clock=clock,
         log=log,
-        terms=CadenceTerms(cadence_ms=settings.session.cadence_ms),
+        terms=CadenceTerms(cadence_ms=settings.session.cadence_ms, drain_timeout_ms=settings.session.drain_timeout_s * 1000),
     )
     return Parts(log, clock, ownership, journal, outputs, link, sessions, executions, output, cadence)
 
@@ -271,7 +273,7 @@ def _link(settings: Settings, log: Log) -> HttpsLink:
 
 def _session_terms(settings: Settings) -> SessionTerms:
     worker = settings.worker
-    facts = LocalMachine(settings.state.directory, settings.execution.default_path).facts()
+    facts = LocalMachine(settings.state.directory, settings.execution.search_path).facts()
     wanted = settings.control_plane.capabilities_dialect
     dialects = [Dialect.LATER, Dialect.BASELINE] if wanted == "auto" else [Dialect(wanted)]
     documents = [

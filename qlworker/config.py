@@ -153,7 +153,7 @@ class SessionSettings(msgspec.Struct, frozen=True):
         ),
     ]
     pull_backoff_ms: Annotated[
-        int, integer(100, CAP_MS, "milliseconds", "First wait after a failed pull; it doubles up to 60 s.", edge=1000)
+        int, integer(100, CAP_MS, "milliseconds", "First wait after a failed pull or step; it doubles up to 60 s.", edge=1000)
     ]
     drain_timeout_s: Annotated[
         int, integer(1, 600, "seconds", "How long a drain waits for running commands.", edge=60, node=300)
@@ -196,11 +196,11 @@ class ExecutionSettings(msgspec.Struct, frozen=True):
     """
 
     stop_grace_ms: Annotated[int, integer(1, 30_000, "milliseconds", "Time between TERM and KILL.", edge=10_000)]
-    default_path: Annotated[
+    search_path: Annotated[
         str,
         text(
             check_search_path,
-            "PATH of a command whose task sets none. Runtimes are looked for here too.",
+            "Where runtimes and interpreters are looked for. No command gets it: its environment is what its task says.",
             allowed="absolute directories with colons between them, at most 4096 characters",
             default="/usr/sbin:/usr/bin:/sbin:/bin",
         ),

@@ -159,7 +159,7 @@ class Processes(Protocol):
         """Whether the launcher or its command still runs."""
 
     async def wait_gone(self, handle: DurableHandle) -> None:
-        """Returns once the launcher recorded in `handle` is gone (at once when it is not running)."""
+        """Returns once launcher and command recorded in `handle` are gone (at once when they are not running)."""
 
     async def stop(self, handle: DurableHandle, grace_ms: int) -> StopResult:
         """TERM to the command's group, `grace_ms`, KILL to the group and to every process of its session; then looks that

@@ -274,8 +274,8 @@ def test_a_secret_in_the_wrong_place_is_not_repeated(tmp_path: Path, sections: d
         ({"worker": "profile = []"}, 'must be one of "edge", "node"'),
         ({"worker": 'id = "über"'}, "must be 1 to 128 of"),
         ({"control_plane": "live_output = 1"}, "must be true or false"),
-        ({"execution": 'default_path = "/bin:."'}, "must be absolute directories"),
-        ({"execution": 'default_path = "/bin:"'}, "must be absolute directories"),
+        ({"execution": 'search_path = "/bin:."'}, "must be absolute directories"),
+        ({"execution": 'search_path = "/bin:"'}, "must be absolute directories"),
         ({"log": 'level = "loud"'}, "must be one of"),
     ],
 )

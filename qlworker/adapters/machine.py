@@ -43,7 +43,7 @@ _VERSION: Final = re.compile(r"(?<![0-9.])([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{
 
 
 class LocalMachine:
-    """This box. `state_directory` need not exist yet; `path` is the PATH that commands get by default."""
+    """This box. `state_directory` need not exist yet; `path` is where interpreters are looked for."""
 
     def __init__(self, state_directory: Path, path: str) -> None:
         self._state_directory = state_directory

@@ -93,17 +93,19 @@ class LinuxProcesses:
         return Presence.RUNNING if running else Presence.EXITED
 
     async def wait_gone(self, handle: DurableHandle) -> None:
-        """Returns once the launcher is gone: then its receipt is published, or will never be.
+        """Returns once the launcher and its command are gone: then the receipt is published, or will never be.
 
         Raises Conflict for a handle of another host or namespace, OSError when /proc does not tell: neither proves an end.
         """
         elsewhere = compare_place(handle, self._place)
         if elsewhere is Presence.MISMATCH:
             raise Conflict("cannot wait for a process of another host or namespace: settle its record by hand")
-        held = None if elsewhere is Presence.OTHER_BOOT else HeldProcess.open(handle.launcher)
-        if held is not None:
-            with held:
-                await held.wait()
+        # The launcher first: it goes last, unless it was killed and left the command without a parent.
+        for process in (handle.launcher, handle.command):
+            held = None if process is None or elsewhere is Presence.OTHER_BOOT else HeldProcess.open(process)
+            if held is not None:
+                with held:
+                    await held.wait()
         self._reap()
 
     async def stop(self, handle: DurableHandle, grace_ms: int) -> StopResult:

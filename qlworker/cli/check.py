@@ -98,7 +98,7 @@ def _capabilities(settings: "Settings") -> str:
     from ..adapters.machine import LocalMachine
     from ..domain.capabilities import Dialect, describe, has_dialect
 
-    facts = LocalMachine(settings.state.directory, settings.execution.default_path).facts()
+    facts = LocalMachine(settings.state.directory, settings.execution.search_path).facts()
     wanted = settings.control_plane.capabilities_dialect
     if wanted == "auto":
         wanted = "later" if has_dialect(facts, Dialect.LATER) else "baseline"

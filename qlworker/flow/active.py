@@ -26,6 +26,8 @@ class ActiveOffer:
         self.stop_reason: StopReason | None = None
         self.is_ended_elsewhere = False
         self.is_uploaded = False
+        self.is_gate_opened = False
+        self.is_running_told = False
         self.lost = trio.Event()
         self.loss_settled = trio.Event()
         self.live: LiveOutput | None = None

@@ -26,9 +26,11 @@ SWEEP_MS: Final = 60_000
 
 
 class CadenceTerms(msgspec.Struct, frozen=True):
-    """`cadence_ms` is the time between ticks, jittered by a tenth so that a fleet does not march in step."""
+    """`cadence_ms` is the time between ticks, jittered by a tenth so that a fleet does not march in step. After
+    `drain_timeout_ms` a drain that still waits for commands says so, and goes on: results are not dropped for a deadline."""
 
     cadence_ms: int
+    drain_timeout_ms: int
 
 
 class Cadence:
@@ -60,12 +62,13 @@ class Cadence:
         self._fraction = fraction
         self._sweep_at = 0
         self._sweep_after: str | None = None
-        self._is_full = False
+        self._overdue_at: int | None = None
         self._wake = trio.Event()
 
     def drain(self) -> None:
         """Takes no new work from now on; `run` returns when nothing is left and the control plane knows."""
         self._sessions.is_draining = True
+        self._overdue_at = self._clock.boot_ms() + self._terms.drain_timeout_ms
         self._wake.set()
 
     async def run(self) -> None:
@@ -78,6 +81,8 @@ class Cadence:
                     return
             elif self._has_room() and self._sessions.may_pull:
                 await self._pull()
+            elif len(self._executions.active) == 0:
+                self._sessions.leave_draining()
             self._output.tick()
             await self._sweep()
             wait_ms = int(self._terms.cadence_ms * (0.95 + self._fraction() / 10))
@@ -112,6 +117,9 @@ class Cadence:
 
     async def _is_drained(self) -> bool:
         """Draining is told at once, offline only when nothing is owed any more (wire-protocol §2.6)."""
+        if self._overdue_at is not None and self._clock.boot_ms() >= self._overdue_at:
+            self._overdue_at = None
+            self._log.warning("drain_overdue", offers=len(self._executions.active))
         if not await self._sessions.told_draining():
             return False
         return len(self._executions.active) == 0 and await self._sessions.told_offline()

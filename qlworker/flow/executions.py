@@ -6,6 +6,7 @@ waiting (gaps 2 and 3 of wire-protocol.md §13.2). A record at or behind the bar
 
 import random
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import partial
 from typing import Final
 
@@ -29,12 +30,19 @@ from .server_clock import ServerClock
 from .session import SessionKeeper
 from .watch import Watcher
 
-RETRY_BASE_MS: Final = 1000
 PREPARE_TRIES: Final = 8
 
 
+class Progress(Enum):
+    """What a round did: a step was made, nothing may be done before something changes, or the offer is over."""
+
+    MADE = auto()
+    WAITING = auto()
+    OVER = auto()
+
+
 class Executions:
-    """Owns the offers in flight and the one lease timer."""
+    """Owns the offers in flight and the one lease timer. `retry_base_ms` is the first wait after a step that failed."""
 
     def __init__(
         self,
@@ -50,6 +58,7 @@ class Executions:
         clock: Clock,
         server_clock: ServerClock,
         log: Log,
+        retry_base_ms: int,
         fraction: Callable[[], float] = random.random,
     ) -> None:
         self._sessions = sessions
@@ -63,6 +72,7 @@ class Executions:
         self._clock = clock
         self._server_clock = server_clock
         self._log = log
+        self._retry_base_ms = retry_base_ms
         self._fraction = fraction
         self._timer = LeaseTimer(clock, self._renew, self._note_loss)
         self._nursery: trio.Nursery | None = None
@@ -83,6 +93,8 @@ class Executions:
         if active is None:
             return False
         active.lease = lease
+        if lease is None:
+            self._log.info("offer_resumed", offer=record.offer_id, attempt=record.offer.attempt_id, state=record.state)
         self._nursery.start_soon(self._carry, active, name=f"offer {record.offer_id}")
         return True
 
@@ -95,33 +107,43 @@ class Executions:
     async def _carry(self, active: ActiveOffer) -> None:
         failures = 0
         try:
-            while (record := await self._unsettled(active)) is not None:
-                if not self._track(active, record):
-                    await self._lose(active, record)
-                    continue
+            while True:
                 try:
-                    is_done = await self._take_step(active, record, failures)
-                except (*UNANSWERED, Fenced) as error:
-                    is_done = False
-                    if failures == 0:
-                        self._log.warning("step_deferred", offer=active.offer_id, state=record.state, reason=str(error))
-                except (Corrupt, OSError) as error:
-                    # Local state that cannot be read proves nothing: no probe, no stop, no report (R193 to R195).
-                    is_done = False
-                    self._log.error("local_evidence_unreadable", offer=active.offer_id, error=type(error).__name__)
-                failures = 0 if is_done else failures + 1
-                if not is_done:
+                    progress = await self._round(active, failures)
+                except OwnershipLost:
+                    # The app ends for the same reason; a later process takes over from the records.
+                    return
+                except Exception as error:
+                    # One offer's fault is not the others' business: they go on, and this one is tried again.
+                    progress = Progress.WAITING
+                    self._note(active, error, failures)
+                if progress is Progress.OVER:
+                    return
+                failures = 0 if progress is Progress.MADE else failures + 1
+                if failures:
                     await self._pause(active, failures)
-        except OwnershipLost:
-            # The app ends for the same reason; a later process takes over from the records.
-            self._log.error("offer_put_down", offer=active.offer_id, reason="the journal is no longer owned")
         finally:
             self._timer.untrack(active.offer_id)
             self.active.end(active)
 
-    async def _unsettled(self, active: ActiveOffer) -> InboxRecord | None:
+    async def _round(self, active: ActiveOffer, failures: int) -> Progress:
         record = await self._inbox.read(active.offer_id)
-        return None if record is None or next_step(record.state) is Step.REST else record
+        if record is None or next_step(record.state) is Step.REST:
+            return Progress.OVER
+        if not self._track(active, record):
+            await self._lose(active)
+            return Progress.MADE
+        return Progress.MADE if await self._take_step(active, record, failures) else Progress.WAITING
+
+    def _note(self, active: ActiveOffer, error: Exception, failures: int) -> None:
+        if isinstance(error, (*UNANSWERED, Fenced)):
+            if failures == 0:
+                self._log.warning("step_deferred", offer=active.offer_id, reason=str(error))
+        elif isinstance(error, Corrupt | OSError):
+            # Local state that cannot be read proves nothing: no probe, no stop, no report (R193 to R195).
+            self._log.error("local_evidence_unreadable", offer=active.offer_id, error=type(error).__name__)
+        else:
+            self._log.error("step_failed", offer=active.offer_id, error=type(error).__name__)
 
     def _track(self, active: ActiveOffer, record: InboxRecord) -> bool:
         """Sees to it that the timer knows the lease once `starting` was acknowledged (R294). False when it is over.
@@ -188,7 +210,7 @@ class Executions:
             if current is None or not ready or active.stop_wanted.is_set() or not self._timer.is_alive(active.offer_id):
                 return
             try:
-                await self._launcher.launch(current, prepared)
+                active.is_gate_opened = await self._launcher.launch(current, prepared)
             except Refused as error:
                 await self._inbox.replace(advance(current, Event.NOT_STARTED, self._server_clock.now_ms()))
                 self._log.warning("start_refused", offer=active.offer_id, reason=str(error))
@@ -226,12 +248,12 @@ class Executions:
             except (OSError, Corrupt, Conflict) as error:
                 attempt += 1
                 self._log.error("lease_loss_deferred", offer=active.offer_id, error=type(error).__name__)
-                await self._sleep(full_jitter_ms(attempt, RETRY_BASE_MS, self._fraction()))
+                await self._sleep(full_jitter_ms(attempt, self._retry_base_ms, self._fraction()))
             except OwnershipLost:
                 break
         active.loss_settled.set()
 
-    async def _lose(self, active: ActiveOffer, record: InboxRecord) -> None:
+    async def _lose(self, active: ActiveOffer) -> None:
         """The lease is over: wait for the coordinator, or call it when the timer never had the lease."""
         if not active.lost.is_set() and active.lease is not None:
             self._note_loss(active.lease)
@@ -239,7 +261,7 @@ class Executions:
 
     async def _pause(self, active: ActiveOffer, failures: int) -> None:
         """Waits half to all of a growing time, at most until the lease is over."""
-        wait_ms = full_jitter_ms(failures, RETRY_BASE_MS, 0.5 + self._fraction() / 2)
+        wait_ms = full_jitter_ms(failures, self._retry_base_ms, 0.5 + self._fraction() / 2)
         await first_of(active.lost.wait, partial(self._sleep, wait_ms))
 
     async def _sleep(self, wait_ms: int) -> None:

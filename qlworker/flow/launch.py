@@ -24,9 +24,6 @@ from .server_clock import ServerClock
 BARRIER_LIMIT_S: Final = 30.0
 """A shutdown does not interrupt between the barrier and the gate; this bounds how long it may have to wait."""
 
-DEFAULT_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where a shell without PATH looks on its own; used to foresee a missing interpreter, not given to the command."""
-
 
 class Prepared(msgspec.Struct, frozen=True):
     """Everything ready that can be thrown away again: nothing was spawned and no barrier raised (R131, R132)."""
@@ -39,9 +36,11 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class LaunchTerms(msgspec.Struct, frozen=True):
-    """`directory` is where a command starts when its revision names none."""
+    """`directory` is where a command starts when its revision names none; `search_path` is where an interpreter named
+    without a directory is looked for."""
 
     directory: str
+    search_path: str
 
 
 class Launcher:
@@ -83,14 +82,15 @@ class Launcher:
             callback_sequence=callback_sequence,
         )
         rejected = self._processes.precheck(
-            prepared.argv, prepared.working_directory, environment.get("PATH", DEFAULT_PATH), prepared.environment
+            prepared.argv, prepared.working_directory, environment.get("PATH", self._terms.search_path), prepared.environment
         )
         if rejected is not None:
             raise Refused(f"cannot start: {rejected.reason}")
         return prepared
 
-    async def launch(self, record: InboxRecord, prepared: Prepared) -> None:
-        """Leaves the record STARTED with an open gate, START_FAILED when proven, or LAUNCHING when uncertain.
+    async def launch(self, record: InboxRecord, prepared: Prepared) -> bool:
+        """Leaves the record STARTED with an open gate, START_FAILED when proven, or LAUNCHING when uncertain; says whether
+        the gate was opened.
 
         Raises Refused before the barrier when the output cannot be prepared. The caller holds the offer's lock and saw the
         lease alive. The capability is made here and wiped here, whatever happens (R397); between the barrier and the gate
@@ -125,11 +125,12 @@ class Launcher:
                     output=output,
                     receipt=self._receipts.path(offer.attempt_id),
                 )
-                await self._spawn(launching, plan)
+                return await self._spawn(launching, plan)
+            return False
         finally:
             token[:] = bytes(len(token))
 
-    async def _spawn(self, launching: InboxRecord, plan: LaunchPlan) -> None:
+    async def _spawn(self, launching: InboxRecord, plan: LaunchPlan) -> bool:
         """Only `rejected` proves that nothing ran; an error, an unknown answer or an unusable handle proves nothing
         (R383 to R391)."""
         try:
@@ -137,14 +138,14 @@ class Launcher:
         except Exception as error:
             # Whatever an executor raises, it may have had effects.
             self._log.error("launch_outcome_unknown", offer=launching.offer_id, error=type(error).__name__)
-            return
+            return False
         if isinstance(result, Rejected):
             self._log.warning("launch_rejected", offer=launching.offer_id, reason=result.reason)
             await self._inbox.replace(advance(launching, Event.NOT_STARTED, self._server_clock.now_ms()))
-            return
+            return False
         if not isinstance(result, Held) or not isinstance(result.handle, DurableHandle):
             self._log.error("launch_outcome_unknown", offer=launching.offer_id, error="unknown answer of the executor")
-            return
+            return False
         try:
             await self._inbox.replace(
                 advance(launching, Event.HANDLE_RECORDED, self._server_clock.now_ms(), executor_handle=result.handle.text())
@@ -155,8 +156,9 @@ class Launcher:
             # launcher's receipt will prove it.
             await result.gate.abandon()
             self._log.error("launch_abandoned", offer=launching.offer_id, error=type(error).__name__)
-            return
+            return False
         self._log.info("command_started", offer=launching.offer_id, attempt=plan.attempt_id, launcher=result.handle.p)
+        return True
 
 
 def _argv(offer: Offer) -> list[str]:

@@ -61,6 +61,11 @@ class Watcher:
         False when there is nothing to do before something changes. Raises Corrupt or OSError when the receipt cannot be
         read, and what the control plane's calls raise.
         """
+        if record.state is State.STARTED and active.is_gate_opened and not active.is_running_told:
+            # Also for a command that is over already: the control plane sees every run begin before it sees it end. Tried
+            # once; after a failure the evidence has the word, and a completion needs no running before it (D4).
+            active.is_running_told = True
+            return await self._tell_running(active, record)
         handle = _handle(record)
         evidence, receipt = await self._completion.evidence(record)
         presence: Presence | None = None
@@ -97,12 +102,7 @@ class Watcher:
             active.live = LiveOutput(record.offer, record.log_artifact_id)
         if active.deadline_at is None:
             active.deadline_at = self._deadline(record)
-        worker = record.offer.worker
-        if record.state is State.STARTED and self._sessions.may_process(worker.session_id, worker.generation):
-            async with active.lock:
-                active.snapshot = await self._acknowledger.running(record)
-            if active.snapshot is None:
-                await self._processes.stop(handle, self._stop_grace_ms)
+        if record.state is State.STARTED and await self._tell_running(active, record):
             return True
         # A running that could not be acknowledged yet is tried again while the command goes on.
         patience_ms = None if record.state is State.RUNNING_ACKNOWLEDGED else ACKNOWLEDGE_AGAIN_MS
@@ -110,6 +110,18 @@ class Watcher:
         if active.loss_settled.is_set() or not active.stop_wanted.is_set():
             return True
         return await self._stop(active, record, handle)
+
+    async def _tell_running(self, active: ActiveOffer, record: InboxRecord) -> bool:
+        """Acknowledges running, if that may be done now; a command the control plane has ended is stopped."""
+        worker = record.offer.worker
+        if not self._sessions.may_process(worker.session_id, worker.generation):
+            return False
+        async with active.lock:
+            active.snapshot = await self._acknowledger.running(record)
+        handle = _handle(record)
+        if active.snapshot is None and handle is not None:
+            await self._processes.stop(handle, self._stop_grace_ms)
+        return True
 
     async def _await_end(self, active: ActiveOffer, handle: DurableHandle, patience_ms: int | None) -> None:
         """Until the launcher is gone, a stop is wanted, the deadline passed, the loss is settled, or patience is over."""
