@@ -4,13 +4,13 @@ A new registration fences every lease of the old session, so the old one is cont
 A worker that was replaced by another never takes the session back by itself: two boxes with one id must not fight.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
-from ..domain.errors import Fenced, Malformed, Refused, Transient, Unauthorized
+from ..domain.errors import Fenced, Malformed, Refused, Transient, Unauthorized, Unsupported
 from ..domain.session import Access, LiveSession, SessionStatus, StoredSession, may_process, may_pull
 from ..domain.text import new_session_id
 from ..ports import Clock, Log, SessionStore
@@ -19,12 +19,16 @@ from ..wire.session import (
     REGISTER_SCHEMA,
     TRANSITION_SCHEMA,
     HeartbeatRequest,
+    HeartbeatResponse,
     RegisterRequest,
     RegisterResponse,
     TransitionRequest,
+    TransitionResponse,
 )
 from .control_plane import ControlPlane
 from .server_clock import ServerClock
+
+_Answer = TypeVar("_Answer")
 
 
 class CapabilitiesText(msgspec.Struct, frozen=True):
@@ -65,7 +69,8 @@ class SessionKeeper:
         self._stored: StoredSession | None = None
         self._fresh_id: str | None = None
         self._due_at = 0
-        self._last_slots = terms.max_concurrent_runs
+        self._ahead = 0
+        self._has_work = False
         self._is_reachable = True
         self.is_draining = False
         self.live: LiveSession | None = None
@@ -95,6 +100,7 @@ class SessionKeeper:
 
     async def load(self, *, has_work: bool) -> None:
         """Reads the session to continue. One with other terms is given up when no work depends on it."""
+        self._has_work = has_work
         stored = await self._store.read_session()
         if stored is None or stored.worker_id != self._terms.worker_id:
             return
@@ -119,8 +125,16 @@ class SessionKeeper:
                 await self._beat(self.live)
         except Unauthorized as error:
             self._suspend(error)
-        except (Transient, Refused, Malformed) as error:
+        except (Transient, Refused, Malformed, Unsupported) as error:
             self._note_unreachable(error)
+
+    def leave_draining(self) -> None:
+        """Gives up a session that a drain of an earlier process left draining: the next tick opens a new one, which takes work.
+        Only when no work depends on it any more; nothing otherwise."""
+        if not self.is_draining and self.live is not None and self.live.status is SessionStatus.DRAINING:
+            self.live = None
+            self._stored = None
+            self._due_at = 0
 
     async def told_draining(self) -> bool:
         """Whether the control plane knows that no new work is wanted; tells it if not."""
@@ -141,7 +155,11 @@ class SessionKeeper:
             return True
         try:
             await self._transition(live, status)
-        except (Transient, Refused, Malformed, Unauthorized, Fenced) as error:
+        except Fenced:
+            # Under no version it can have: the session has ended already, maybe by a sign-off whose answer was lost. Whether
+            # somebody else has it now is for the heartbeat to find out.
+            return status is SessionStatus.OFFLINE
+        except (Transient, Refused, Malformed, Unauthorized, Unsupported) as error:
             self._note_unreachable(error)
             return False
         return True
@@ -160,9 +178,10 @@ class SessionKeeper:
     async def _resume(self, stored: StoredSession) -> bool:
         """Finds the session's version by registering it again, unchanged; False when the control plane no longer has it.
 
-        The registration is only idempotent with the slot count that the last heartbeat left, and that is one of two (§2.4).
+        The registration is only idempotent with the slot count that the last heartbeat left: all or none (§2.4). It replaces
+        the session of any other worker with this id, so it is only for a worker that begins or that let its session run out.
         """
-        for slots in dict.fromkeys((self._last_slots, stored.max_concurrent_runs, 0)):
+        for slots in (stored.max_concurrent_runs, 0):
             sent_ms = self._clock.boot_ms()
             request = RegisterRequest(
                 schema=REGISTER_SCHEMA,
@@ -178,8 +197,12 @@ class SessionKeeper:
                 continue
             if answer.generation != stored.generation or answer.replaced_session:
                 return False
-            self._last_slots = slots
-            self._adopt(answer, expires_at=max(self._server_clock.boot_time(answer.lease_expires_at_ms), sent_ms))
+            if answer.status is SessionStatus.DRAINING and not self.is_draining and not self._has_work:
+                return False
+            # Never longer than a lease can be from now on: without an anchor the date may be off by decades.
+            longest = sent_ms + max(stored.lease_duration_ms, self._terms.lease_duration_ms)
+            expires_at = min(max(self._server_clock.boot_time(answer.lease_expires_at_ms), sent_ms), longest)
+            self._adopt(answer, expires_at=expires_at)
             self._log.info("session_continued", session=stored.session_id, generation=stored.generation)
             return True
         return False
@@ -209,7 +232,6 @@ class SessionKeeper:
                 # The id was used up by an answer that never came and has expired since.
                 self._fresh_id = None
                 raise Transient("the registration was fenced: the next one takes a new session id") from None
-            self._last_slots = slots
             await self._remember(answer, capabilities)
             self._adopt(answer, expires_at=sent_ms + self._terms.lease_duration_ms)
             self._log.info(
@@ -235,6 +257,7 @@ class SessionKeeper:
         self._fresh_id = None
 
     def _adopt(self, answer: RegisterResponse, *, expires_at: int) -> None:
+        self._ahead = 0
         self.live = LiveSession(
             worker_id=answer.worker_id,
             session_id=answer.session_id,
@@ -244,26 +267,28 @@ class SessionKeeper:
             expires_at=expires_at,
         )
 
-    async def _beat(self, live: LiveSession, *, is_retry: bool = False) -> None:
+    async def _beat(self, live: LiveSession) -> None:
         slots = self._slots()
-        sent_ms = self._clock.boot_ms()
         duration_ms = self._terms.lease_duration_ms
-        request = HeartbeatRequest(
-            schema=HEARTBEAT_SCHEMA,
-            generation=live.generation,
-            expected_version=live.version,
-            available_slots=slots,
-            lease_duration_ms=duration_ms,
-        )
+        sent_ms = self._clock.boot_ms()
+
+        async def send(version: int) -> HeartbeatResponse:
+            nonlocal sent_ms
+            sent_ms = self._clock.boot_ms()
+            request = HeartbeatRequest(
+                schema=HEARTBEAT_SCHEMA,
+                generation=live.generation,
+                expected_version=version,
+                available_slots=slots,
+                lease_duration_ms=duration_ms,
+            )
+            return await self._control_plane.heartbeat(live.session_id, request)
+
         try:
-            answer = await self._control_plane.heartbeat(live.session_id, request)
+            answer = await self._at_version(live, send)
         except Fenced:
-            if is_retry or not await self._resynchronise(live):
-                self._lose(live)
-                return
-            await self._beat_again()
+            self._lose(live)
             return
-        self._last_slots = slots
         self.live = msgspec.structs.replace(
             live, version=answer.version, status=answer.status, expires_at=sent_ms + duration_ms
         )
@@ -271,16 +296,24 @@ class SessionKeeper:
         self._due_at = sent_ms + self._terms.heartbeat_ms
         await self._accepted()
 
-    async def _beat_again(self) -> None:
-        if self.live is not None:
-            await self._beat(self.live, is_retry=True)
+    async def _at_version(self, live: LiveSession, send: Callable[[int], Awaitable[_Answer]]) -> _Answer:
+        """Sends under the session's version, or, after answers that never came, under the next ones it can have by now (§2.4,
+        gap 4 of §13.2). Unlike a registration, a wrong guess changes nothing, whoever has the session.
 
-    async def _resynchronise(self, live: LiveSession) -> bool:
-        """A heartbeat whose answer was lost leaves the version behind; the registration tells it (§2.4, gap 4 of §13.2)."""
-        stored = self._stored
-        if stored is None or stored.session_id != live.session_id:
-            return False
-        return await self._resume(stored)
+        Raises Fenced when the session is not this worker's under any of them.
+        """
+        for version in range(live.version, live.version + self._ahead + 1):
+            try:
+                answer = await send(version)
+            except Fenced:
+                continue
+            except (Transient, Refused):
+                # It may have been carried out, and then it moved the version by one.
+                self._ahead = max(self._ahead, version + 1 - live.version)
+                raise
+            self._ahead = 0
+            return answer
+        raise Fenced("the session has another version, has ended or was replaced")
 
     def _lose(self, live: LiveSession) -> None:
         """The session is gone. If its lease ran out here too, the way is free for a new one; if not, somebody replaced it."""
@@ -306,19 +339,16 @@ class SessionKeeper:
             await self._store.write_session(self._stored)
 
     async def _transition(self, live: LiveSession, status: Literal[SessionStatus.DRAINING, SessionStatus.OFFLINE]) -> None:
-        request = TransitionRequest(
-            schema=TRANSITION_SCHEMA,
-            generation=live.generation,
-            expected_version=live.version,
-            status="draining" if status is SessionStatus.DRAINING else "offline",
-        )
-        try:
-            answer = await self._control_plane.transition(live.session_id, request)
-        except Fenced:
-            if not await self._resynchronise(live):
-                raise
-            raise Transient("the session's version was behind and is known again") from None
-        self._last_slots = 0
+        async def send(version: int) -> TransitionResponse:
+            request = TransitionRequest(
+                schema=TRANSITION_SCHEMA,
+                generation=live.generation,
+                expected_version=version,
+                status="draining" if status is SessionStatus.DRAINING else "offline",
+            )
+            return await self._control_plane.transition(live.session_id, request)
+
+        answer = await self._at_version(live, send)
         self.live = msgspec.structs.replace(live, version=answer.version, status=answer.status)
         self._log.info(f"session_{status}", session=live.session_id)
 

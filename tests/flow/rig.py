@@ -495,7 +495,7 @@ class Worker:
             materialiser(RemoteMaterialiser(control_plane)),
             server_clock,
             log,
-            LaunchTerms(directory="/"),
+            LaunchTerms(directory="/", search_path="/usr/bin:/bin"),
         )
         self.watcher = Watcher(
             sessions=sessions,
@@ -522,6 +522,7 @@ class Worker:
             clock=clock,
             server_clock=server_clock,
             log=log,
+            retry_base_ms=1000,
             fraction=fraction,
         )
         self.output = OutputKeeper(
@@ -545,7 +546,7 @@ class Worker:
             retention=self.retention,
             clock=clock,
             log=log,
-            terms=CadenceTerms(cadence_ms=CADENCE_MS),
+            terms=CadenceTerms(cadence_ms=CADENCE_MS, drain_timeout_ms=60_000),
             fraction=fraction,
         )
 

@@ -26,7 +26,6 @@ RUN = [
     "executor launch",
     "journal started",
     "gate open",
-    "receipt read",
     "request running",
     "journal running_acknowledged",
     "receipt read",
