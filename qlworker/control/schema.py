@@ -1,6 +1,7 @@
 """The tables of the control plane (control-plane.md §1, §22). Portable types only, so that they fit SQLite and PostgreSQL.
 
-Times are UTC milliseconds, statuses lower-case text, documents canonical JSON. A raw token or a secret is in no column.
+Times are UTC milliseconds, statuses lower-case text, documents canonical JSON. A raw token or a secret is in no column. Tables that only expiry, retry and
+evidence need come with them: `create_tables` adds what is missing.
 """
 
 from typing import Any
@@ -239,26 +240,4 @@ artifacts = Table(
     Column("truncated", Boolean, nullable=True),
     _number("stored_at_ms"),
     PrimaryKeyConstraint("attempt_id", "log_artifact_id"),
-)
-
-attestations = Table(
-    "attestations",
-    metadata,
-    _text("attestation_id", 36, primary_key=True),
-    _text("run_id", 36),
-    _text("attempt_id", 36),
-    _number("sequence"),
-    _text("state", 16),
-    _text("worker_id", 128),
-    _text("worker_session_id", 36),
-    _number("worker_generation"),
-    _text("lease_token_digest", 64),
-    _number("lease_generation"),
-    _number("lease_version"),
-    _text("offer_id", 128),
-    _number("callback_sequence"),
-    _text("executor_handle", 512),
-    _number("journal_revision"),
-    _number("received_at_ms"),
-    UniqueConstraint("attempt_id", "sequence"),
 )

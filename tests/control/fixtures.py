@@ -387,9 +387,10 @@ async def call(
     headers: dict[str, str] | None = None,
     query: bytes = b"",
     peer: str = "192.0.2.1",
-    hang: bool = False,
+    hang: trio.Event | None = None,
 ) -> Answer:
-    """One request to an ASGI application. A list is a body in pieces; `hang` keeps the rest of it from ever coming."""
+    """One request to an ASGI application. A list is a body in pieces; With `hang` the rest never
+    comes, and the event is set once it is waited for."""
     chunks = [body] if isinstance(body, bytes) else list(body)
     given = {"content-length": str(sum(map(len, chunks))), **{key.lower(): value for key, value in (headers or {}).items()}}
     scope = {
@@ -403,12 +404,14 @@ async def call(
         "http_version": "1.1",
     }
     pending = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
-    if not hang:
+    if hang is None:
         pending.append({"type": "http.request", "body": b"", "more_body": False})
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
         if not pending:
+            if hang is not None:
+                hang.set()
             await trio.sleep_forever()
         return pending.pop(0)
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from sqlalchemy import delete, update
 
+from qlworker.control.database import Database
 from qlworker.control.schema import run_attempts, runs, task_execution_revisions, worker_sessions
 from qlworker.control.services.claiming import Outcome, claim
 from qlworker.control.services.dispatch import ScanBudget
@@ -245,6 +246,36 @@ def test_the_same_pull_tells_the_present_version_of_a_started_attempt(plane: Pla
     answer = plane.pull()
     assert isinstance(answer, Offered)
     assert answer.offer.lease.version == 1
+
+
+@pytest.mark.req("R374")
+@pytest.mark.parametrize("changes", [{"caller": OTHER_WORKER}, {"caller": Caller(WORKER, OTHER_SESSION)}, {"generation": 2}])
+def test_an_offer_is_told_again_to_its_worker_session_and_generation_only(plane: Plane, changes: dict[str, Any]) -> None:
+    plane.claim()
+    plane.register(OTHER_WORKER)
+    before = plane.snapshot()
+    with pytest.raises(Fenced):
+        plane.pull(**changes)
+    assert plane.snapshot() == before
+
+
+@pytest.mark.req("R380")
+def test_a_draining_worker_still_gets_its_own_offer_back(plane: Plane) -> None:  # D12
+    plane.claim()
+    plane.transition(0, "draining")
+    answer = plane.pull()
+    assert isinstance(answer, Offered)
+    assert answer.offer.delivery_kind == "lease_recovery"
+
+
+@pytest.mark.req("R159")
+def test_an_offer_is_told_again_after_the_control_plane_was_restarted(plane: Plane) -> None:
+    held = plane.claim()
+    plane.database.close()
+    plane.database = Database(f"sqlite:///{plane.directory / 'control.sqlite'}", plane.clock)
+    answer = plane.pull()
+    assert isinstance(answer, Offered)
+    assert answer.offer.candidate.attempt_id == held.attempt_id
 
 
 def test_the_same_pull_after_the_lease_ended_is_fenced(plane: Plane) -> None:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from ...domain.errors import Refused
 from ...wire.completion import OUTPUT_SCHEMA, OutputRequest, OutputResponse
 from ..config import Settings
 from ..database import Transaction
@@ -25,9 +26,12 @@ def look(tx: Transaction, caller: Caller, request: OutputRequest, settings: Sett
 
 
 def show(live: LiveOutput, request: OutputRequest, view: View) -> OutputResponse:
-    """Puts the chunk into the view, unless the whole log is stored already. Blocks. Raises ValueError for an id that cannot
-    name a file."""
-    reached = (
-        request.offset + len(request.data) if view.is_stored else live.write(request.attempt_id, request.offset, request.data)
-    )
+    """Puts the chunk into the view, unless the whole log is stored already. Blocks. Raises Refused for an id that cannot name
+    a file."""
+    reached = request.offset + len(request.data)
+    if not view.is_stored:
+        try:
+            reached = live.write(request.attempt_id, request.offset, request.data)
+        except ValueError as error:
+            raise Refused(str(error)) from None
     return OutputResponse(schema=OUTPUT_SCHEMA, next_offset=reached, stop_requested=view.stop_requested)
