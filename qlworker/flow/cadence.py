@@ -63,6 +63,7 @@ class Cadence:
         self._sweep_at = 0
         self._sweep_after: str | None = None
         self._overdue_at: int | None = None
+        self._is_disk_failing = False
         self._wake = trio.Event()
 
     def drain(self) -> None:
@@ -75,18 +76,36 @@ class Cadence:
         """Returns only after a drain."""
         while True:
             self._wake = trio.Event()
-            await self._sessions.tick()
-            if self._sessions.is_draining:
-                if await self._is_drained():
+            try:
+                if await self._tick():
                     return
-            elif self._has_room() and self._sessions.may_pull:
-                await self._pull()
-            elif len(self._executions.active) == 0:
-                self._sessions.leave_draining()
+            except OSError as error:
+                self._note_disk(error)
+            else:
+                self._is_disk_failing = False
             self._output.tick()
-            await self._sweep()
             wait_ms = int(self._terms.cadence_ms * (0.95 + self._fraction() / 10))
             await first_of(self._wake.wait, partial(self._clock.sleep_until, self._clock.boot_ms() + wait_ms))
+
+    async def _tick(self) -> bool:
+        """Whether a drain is through."""
+        await self._sessions.tick()
+        if self._sessions.is_draining:
+            if await self._is_drained():
+                return True
+        elif self._has_room() and self._sessions.may_pull:
+            await self._pull()
+        elif len(self._executions.active) == 0:
+            self._sessions.leave_draining()
+        await self._sweep()
+        return False
+
+    def _note_disk(self, error: OSError) -> None:
+        """A disk that is full or went read-only takes no new work, but ends nothing: what runs goes on (design.md §3)."""
+        self._delivery.read_again()
+        if not self._is_disk_failing:
+            self._is_disk_failing = True
+            self._log.error("state_unwritable", error=type(error).__name__, number=error.errno)
 
     def _has_room(self) -> bool:
         return len(self._executions.active) < self._sessions.max_concurrent_runs

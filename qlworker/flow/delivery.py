@@ -91,6 +91,10 @@ class OfferDelivery:
         """The offer could not be put into the inbox: the claim stays and the same offer is asked for again, later."""
         await self._failed(error)
 
+    def read_again(self) -> None:
+        """Forgets what is known of the claim on disk, because a write of it failed and may have got through all the same."""
+        self._is_loaded = False
+
     async def _current_claim(self, session: LiveSession) -> PendingClaim:
         if not self._is_loaded:
             self._claim = await self._store.read_claim()
@@ -127,8 +131,9 @@ class OfferDelivery:
     async def _failed(self, error: Exception) -> None:
         """Counts the attempt durably: after sixteen the pair is given up, so that no claim is stuck for ever."""
         if self._claim is not None:
-            self._claim = self._claim.attempted(self._clock.wall_ms())
-            await self._store.write_claim(self._claim)
+            claim = self._claim.attempted(self._clock.wall_ms())
+            await self._store.write_claim(claim)
+            self._claim = claim
         self._failures += 1
         wait_ms = full_jitter_ms(self._failures, self._backoff_base_ms, self._fraction())
         if isinstance(error, Transient) and error.retry_after_s is not None:

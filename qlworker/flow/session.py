@@ -335,8 +335,9 @@ class SessionKeeper:
         stored, anchor = self._stored, self._server_clock.anchor
         if stored is not None and anchor is not None and (stored.anchor is UNSET or stored.anchor.boot_id != anchor.boot_id):
             # Once per boot: what a restarted worker judges leases by while the control plane cannot be reached.
-            self._stored = msgspec.structs.replace(stored, anchor=anchor)
-            await self._store.write_session(self._stored)
+            stored = msgspec.structs.replace(stored, anchor=anchor)
+            await self._store.write_session(stored)
+            self._stored = stored
 
     async def _transition(self, live: LiveSession, status: Literal[SessionStatus.DRAINING, SessionStatus.OFFLINE]) -> None:
         async def send(version: int) -> TransitionResponse:
