@@ -1,8 +1,7 @@
 """Reading a request's body while counting: never more than was announced or is allowed (wire-protocol.md §1.4)."""
 
-from collections.abc import AsyncIterator
-
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from .failure import Failure
 
@@ -11,35 +10,47 @@ UPLOAD_TYPE = "application/vnd.qinglong.worker-artifact"
 
 
 class Body:
-    """The body of one request, whose headers were checked. Read it once, front to back."""
+    """The body of one request, whose headers were checked. Read it once, front to back.
 
-    def __init__(self, request: Request, length: int) -> None:
+    It asks the server itself and not a generator: one that is left half read would be reported when it is collected.
+    """
+
+    def __init__(self, receive: Receive, length: int) -> None:
         self.length = length
-        self._chunks = request.stream()
+        self._receive = receive
         self._buffer = bytearray()
         self._seen = 0
+        self._is_over = False
 
     async def read(self, size: int) -> bytes:
         """Exactly `size` bytes. Raises Failure 400 when the body ends before."""
         while len(self._buffer) < size:
-            self._buffer += await self._next() or _short()
+            chunk = await self._next()
+            if not chunk:
+                raise Failure(400, "content_length_mismatch")
+            self._buffer += chunk
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
 
-    async def rest(self) -> AsyncIterator[bytes]:
-        """What is left, in pieces. Raises Failure 400 at the end when the length was not the announced one."""
+    async def piece(self) -> bytes:
+        """Some of what is left, or b"" at the end. Raises Failure 400 when the length was not the announced one."""
         if self._buffer:
-            yield bytes(self._buffer)
+            data = bytes(self._buffer)
             self._buffer.clear()
-        while chunk := await self._next():
-            yield chunk
-        if self._seen != self.length:
-            _short()
+            return data
+        chunk = await self._next()
+        if not chunk and self._seen != self.length:
+            raise Failure(400, "content_length_mismatch")
+        return chunk
 
     async def _next(self) -> bytes:
-        """The next piece that is not empty, or b"" at the end."""
-        async for chunk in self._chunks:
+        while not self._is_over:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunk: bytes = message.get("body", b"")
+            self._is_over = not message.get("more_body", False)
             self._seen += len(chunk)
             if self._seen > self.length:
                 raise Failure(400, "content_length_mismatch")
@@ -65,12 +76,8 @@ def open_body(request: Request, media_type: str, limit: int, minimum: int = 0) -
         raise Failure(413, "request_too_large")
     if length < minimum:
         raise Failure(400, "invalid_content_length")
-    return Body(request, length)
+    return Body(request.receive, length)
 
 
 def _is_decimal(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 16
-
-
-def _short() -> bytes:
-    raise Failure(400, "content_length_mismatch")

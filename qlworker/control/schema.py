@@ -1,7 +1,7 @@
 """The tables of the control plane (control-plane.md §1, §22). Portable types only, so that they fit SQLite and PostgreSQL.
 
-Times are UTC milliseconds, statuses lower-case text, documents canonical JSON. A raw token or a secret is in no column. Tables that only expiry, retry and
-evidence need come with them: `create_tables` adds what is missing.
+Times are UTC milliseconds, statuses lower-case text, documents canonical JSON. A raw token or a secret is in no column. Tables
+that only expiry, retry and evidence need come with them: `create_tables` adds what is missing.
 """
 
 from typing import Any

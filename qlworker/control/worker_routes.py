@@ -73,7 +73,9 @@ def failure_of(error: Exception, route: Route) -> Failure:
 
 
 async def _read_json(body: Body, kind: Any) -> Any:
-    data = b"".join([chunk async for chunk in body.rest()])
+    data = bytearray()
+    while piece := await body.piece():
+        data += piece
     try:
         return decode(data, kind)
     except Refused:
@@ -145,8 +147,8 @@ async def _artifacts(services: Services, caller: Caller, body: Body, scope: trio
 
 async def _receive(upload: Upload, body: Body) -> None:
     pending = bytearray()
-    async for chunk in body.rest():
-        pending += chunk
+    while piece := await body.piece():
+        pending += piece
         if len(pending) >= WRITE_BYTES:
             await trio.to_thread.run_sync(upload.write, bytes(pending))
             pending.clear()
