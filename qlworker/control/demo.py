@@ -22,8 +22,7 @@ import msgspec
 import trio
 
 from .demo_stage import Deviation, Stage, require
-from .operator_api import WorkerView
-from .runs import EventView, RunDetail
+from .operator_api import EventView, RunDetail, WorkerView
 
 WORKER: Final = "demo-worker"
 TICKS: Final = 40

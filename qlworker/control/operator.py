@@ -4,7 +4,8 @@ Being able to open the socket is the authority; nothing here is reachable from t
 """
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Send
 
 from .. import __version__
 from ..domain.errors import Conflict, QlworkerError
@@ -37,6 +39,7 @@ from .operator_api import (
 )
 from .run_log import RunLog
 from .secret_writer import put_secret
+from .task_file import TaskDefinition
 from .workers import workers
 
 T = TypeVar("T")
@@ -76,7 +79,7 @@ class _Operator:
         return Revoked(revoked=await self._database.run(credentials.revoke, body.worker_id))
 
     async def put_task(self, request: Request) -> Any:
-        return await self._database.run(tasks.publish, await _decoded(request, tasks.TaskDefinition))
+        return await self._database.run(tasks.publish, await _decoded(request, TaskDefinition))
 
     async def list_tasks(self, request: Request) -> Any:
         return await self._database.run(tasks.tasks, _number(request, "limit", 1000))
@@ -120,7 +123,7 @@ class _Operator:
         run_id = request.path_params["run_id"]
         await self._database.run(runs.detail, run_id)  # an unknown run is an error, not an empty log
         stopping = self._stopping if request.query_params.get("follow") == "1" else None
-        return StreamingResponse(self._log.stream(run_id, stopping), media_type="application/octet-stream")
+        return _LogResponse(self._log.stream(run_id, stopping))
 
 
 def create_operator(
@@ -179,12 +182,24 @@ def _json(value: object, status: int) -> Response:
 async def _body(request: Request) -> bytes:
     """The request's body, counted while it is read. Raises ValueError above 1 MiB."""
     body = b""
-    chunks: AsyncIterator[bytes] = request.stream()
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > BODY_BYTES:
-            raise ValueError(f"a request must be at most {BODY_BYTES} bytes")
+    async with aclosing(request.stream()) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > BODY_BYTES:
+                raise ValueError(f"a request must be at most {BODY_BYTES} bytes")
     return body
+
+
+class _LogResponse(StreamingResponse):
+    """Closes the log's generator when its reader goes away, instead of leaving that to the garbage collector."""
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(chunks, media_type="application/octet-stream")
+        self._chunks = chunks
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._chunks):
+            await super().stream_response(send)
 
 
 async def _decoded(request: Request, kind: type[T]) -> T:

@@ -1,8 +1,13 @@
-"""What commands and server say to each other over the operator's socket: JSON documents, one struct each."""
+"""What commands and server say to each other over the operator's socket: JSON documents, one struct each.
 
-from typing import Final
+Light on purpose: a command must not load the database's library to show an answer.
+"""
+
+from typing import Final, Literal
 
 import msgspec
+
+from ..domain.revision import ExecutionRevision
 
 DAY_S: Final = 86_400
 BODY_BYTES: Final = 1024 * 1024
@@ -86,6 +91,105 @@ class StartRun(_Body, frozen=True, kw_only=True):
     revision: int | None = None
     priority: int = 0
     idempotency_key: str | None = None
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A run as it was started. `created` is false when its idempotency key named one that exists."""
+
+    run_id: str
+    status: str
+    created: bool
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """What a cancel did, and the run's status after it."""
+
+    result: Literal["requested", "already_requested", "already_terminal"]
+    status: str
+
+
+class ArtifactView(msgspec.Struct, frozen=True):
+    """A stored log. `truncated` is None when the worker did not know."""
+
+    log_artifact_id: str
+    byte_length: int
+    sha256: str
+    truncated: bool | None
+
+
+class AttemptView(msgspec.Struct, frozen=True):
+    """An attempt without anything that authorises: no digests, no handle."""
+
+    id: str
+    attempt: int
+    status: str
+    worker_id: str | None
+    created_at_ms: int
+    started_at_ms: int | None
+    finished_at_ms: int | None
+    deadline_at_ms: int | None
+    exit_code: int | None
+    error_code: str | None
+    error_summary: str | None
+    artifact: ArtifactView | None
+
+
+class RunView(msgspec.Struct, frozen=True):
+    """A run in a list: with its newest attempt's worker and exit code. `is_over`: nothing will change any more."""
+
+    id: str
+    project: str
+    task: str
+    revision: int
+    status: str
+    is_over: bool
+    priority: int
+    created_at_ms: int
+    started_at_ms: int | None
+    finished_at_ms: int | None
+    cancel_requested_at_ms: int | None
+    cancel_reason: str | None
+    worker_id: str | None
+    exit_code: int | None
+    error_code: str | None
+
+
+class RunDetail(msgspec.Struct, frozen=True):
+    """A run with all its attempts, oldest first."""
+
+    run: RunView
+    attempts: list[AttemptView]
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """One entry of a run's history."""
+
+    sequence: int
+    type: str
+    created_at_ms: int
+    actor_type: str
+    actor_id: str | None
+    attempt_id: str | None
+    payload: msgspec.Raw
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A published revision. `created` is false when it was there already."""
+
+    project: str
+    id: str
+    revision: int
+    task_revision: str
+    content_digest: str
+    created_at_ms: int
+    created: bool
+
+
+class TaskView(msgspec.Struct, frozen=True):
+    """One revision in full; secrets stand in it as references only."""
+
+    published: Published
+    execution: ExecutionRevision
 
 
 class Failure(_Body, frozen=True, kw_only=True):

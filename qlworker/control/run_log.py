@@ -1,6 +1,6 @@
 """The output of a run as a stream of bytes: live while it runs, the stored artifact afterwards, without a seam between them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,7 @@ class RunLog:
         self._store = store
         self._live = live
 
-    async def stream(self, run_id: str, stopping: trio.Event | None) -> AsyncIterator[bytes]:
+    async def stream(self, run_id: str, stopping: trio.Event | None) -> AsyncGenerator[bytes, None]:
         """The output of the newest attempt. With `stopping` it goes on until the run is over or the event is set.
 
         A log that was cut cannot be continued where the live view ended; a line says so instead.

@@ -25,6 +25,7 @@ from .aggregate import (
 )
 from .database import Transaction
 from .ids import new_id
+from .operator_api import ArtifactView, AttemptView, Cancelled, EventView, RunDetail, RunView, Started
 from .schema import artifacts, run_attempts, run_dispatch_leases, run_events, runs, task_execution_revisions
 from .tasks import task
 
@@ -33,90 +34,6 @@ EVENT_LIMIT: Final = 1000
 
 _OPERATOR: Final = "operator"
 _NOT_STARTED: Final = frozenset({"created", "queued", "dispatching", "waiting_approval", "retry_wait", "lost"})
-
-
-class Started(msgspec.Struct, frozen=True):
-    """A run as it was started. `created` is false when its idempotency key named one that exists."""
-
-    run_id: str
-    status: str
-    created: bool
-
-
-class Cancelled(msgspec.Struct, frozen=True):
-    """What a cancel did, and the run's status after it."""
-
-    result: Literal["requested", "already_requested", "already_terminal"]
-    status: str
-
-
-class ArtifactView(msgspec.Struct, frozen=True):
-    """A stored log. `truncated` is None when the worker did not know."""
-
-    log_artifact_id: str
-    byte_length: int
-    sha256: str
-    truncated: bool | None
-
-
-class AttemptView(msgspec.Struct, frozen=True):
-    """An attempt without anything that authorises: no digests, no handle."""
-
-    id: str
-    attempt: int
-    status: str
-    worker_id: str | None
-    created_at_ms: int
-    started_at_ms: int | None
-    finished_at_ms: int | None
-    deadline_at_ms: int | None
-    exit_code: int | None
-    error_code: str | None
-    error_summary: str | None
-    artifact: ArtifactView | None
-
-
-class RunView(msgspec.Struct, frozen=True):
-    """A run in a list: with its newest attempt's worker and exit code."""
-
-    id: str
-    project: str
-    task: str
-    revision: int
-    status: str
-    priority: int
-    created_at_ms: int
-    started_at_ms: int | None
-    finished_at_ms: int | None
-    cancel_requested_at_ms: int | None
-    cancel_reason: str | None
-    worker_id: str | None
-    exit_code: int | None
-    error_code: str | None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing will change any more."""
-        return self.status in TERMINAL
-
-
-class RunDetail(msgspec.Struct, frozen=True):
-    """A run with all its attempts, oldest first."""
-
-    run: RunView
-    attempts: list[AttemptView]
-
-
-class EventView(msgspec.Struct, frozen=True):
-    """One entry of a run's history."""
-
-    sequence: int
-    type: str
-    created_at_ms: int
-    actor_type: str
-    actor_id: str | None
-    attempt_id: str | None
-    payload: msgspec.Raw
 
 
 def start(
@@ -306,6 +223,7 @@ def _view(row: Any) -> RunView:
         task=row.task_id,
         revision=row.source_revision,
         status=row.status,
+        is_over=row.status in TERMINAL,
         priority=row.priority,
         created_at_ms=row.created_at_ms,
         started_at_ms=row.started_at_ms,

@@ -6,7 +6,7 @@ from typing import Final
 from ..domain.errors import Conflict
 from ..domain.text import INT31, check_integer
 from .private_files import create_private_file, make_private_directory, read_private_file, replace_private_file
-from .tasks import check_secret_name
+from .task_file import check_secret_name
 
 SECRET_BYTES: Final = 16 * 1024
 BUNDLE_BYTES: Final = 96 * 1024

@@ -14,7 +14,8 @@ from qlworker.control.clock import SettableClock
 from qlworker.control.database import Database, Transaction
 from qlworker.control.schema import run_attempts, run_dispatch_leases, run_events
 from qlworker.control.schema import runs as runs_table
-from qlworker.control.tasks import parse_task, publish
+from qlworker.control.task_file import parse_task
+from qlworker.control.tasks import publish
 from qlworker.domain.errors import Conflict
 
 NOW = 1_790_000_000_000

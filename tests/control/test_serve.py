@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from qlworker.control.operator_api import AddWorker, IssuedToken, StartRun, Status
+from qlworker.control.operator_api import AddWorker, IssuedToken, Published, Started, StartRun, Status
 from qlworker.control.pki import Identity, issue_worker, new_authority
-from qlworker.control.runs import Started
-from qlworker.control.tasks import Published, parse_task
+from qlworker.control.task_file import parse_task
 from tests.control.running import PROGRAM, ControlPlane
 
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"

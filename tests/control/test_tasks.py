@@ -10,7 +10,8 @@ from sqlalchemy import select
 from qlworker.control.clock import SettableClock
 from qlworker.control.database import Database
 from qlworker.control.schema import task_execution_revisions
-from qlworker.control.tasks import TaskDefinition, parse_task, publish, task, tasks
+from qlworker.control.task_file import TaskDefinition, parse_task
+from qlworker.control.tasks import publish, task, tasks
 from qlworker.domain.errors import Conflict, Misconfigured
 from qlworker.domain.revision import ArgvCommand, SecretReference, ShellCommand
 

@@ -4,9 +4,8 @@ import argparse
 import sys
 
 from ...domain.errors import Transient
-from ..operator_api import StartRun
+from ..operator_api import AttemptView, Cancelled, EventView, RunDetail, RunView, Started, StartRun
 from ..operator_client import Operator
-from ..runs import AttemptView, Cancelled, EventView, RunDetail, RunView, Started
 from ..terminal import columns, complain, duration, moment, pairs, show, show_json
 from .options import Subparsers, add_config, add_json, operator, task_name
 

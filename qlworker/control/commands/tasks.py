@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ...domain.errors import Misconfigured
 from ...domain.revision import ExecutionRevision, SecretReference, ShellCommand
-from ..operator_api import StoredSecret
+from ..operator_api import Published, StoredSecret, TaskView
 from ..secret_writer import BUNDLE_BYTES
-from ..tasks import TASK_FILE_BYTES, Published, TaskView, parse_task
+from ..task_file import TASK_FILE_BYTES, parse_task
 from ..terminal import columns, moment, pairs, show, show_json
 from .options import Subparsers, add_config, add_json, operator, task_name
 
