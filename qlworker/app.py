@@ -4,6 +4,8 @@ Start: own the journal, read every record, take up what is unsettled, then talk 
 running commands alone, release the journal; the next worker adopts them. Drain (SIGUSR1): take nothing new, finish, sign off.
 """
 
+import os
+import resource
 import signal
 import uuid
 from collections.abc import AsyncIterator
@@ -74,6 +76,7 @@ def run(settings: Settings) -> int:
 
     Raises OwnershipHeld, OwnershipLost or Corrupt when it must not run, Misconfigured when it cannot.
     """
+    _keep_secrets_in_memory()
     log = logs.configure(settings.log.level, settings.log.format)
     logs.forward_library_logs(log)
     try:
@@ -81,6 +84,12 @@ def run(settings: Settings) -> int:
     except BaseExceptionGroup as group:
         # Several tasks may end for one reason; the operator is told that reason.
         raise (_first_reason(group) or group) from None
+
+
+def _keep_secrets_in_memory() -> None:
+    """No core dump with tokens in it, no file that others can read. Commands may raise their own limit again."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    os.umask(0o077)
 
 
 def _first_reason(group: BaseExceptionGroup[BaseException]) -> QlworkerError | None:

@@ -208,3 +208,14 @@ def test_no_secret_token_or_command_shows_in_any_log_or_durable_file(box: Box, w
         if path.is_file():
             assert b"very-hidden-value" not in path.read_bytes(), path
             assert token.encode() not in path.read_bytes(), path
+
+
+def test_the_worker_never_leaves_a_core_dump_but_a_command_may_ask_for_one(box: Box, worker) -> None:
+    worker.wait_event("session_registered")
+    limits = Path(f"/proc/{worker.pid}/limits").read_text()
+    (core,) = [line.split() for line in limits.splitlines() if line.startswith("Max core file size")]
+
+    _, output = box.finish(box.run("ulimit -Hc"))
+
+    assert core[4] == "0"
+    assert output.decode().strip() == core[5]
