@@ -128,7 +128,7 @@ async def _on_stage(directory: Path, play: Callable[[Stage], Awaitable[None]]) -
                 deviations, others = group.split(Deviation)
                 if deviations is None or others is not None:
                     raise
-                code, reason = FAILED, f"{deviations.exceptions[0]}{stage.evidence()}"
+                code, reason = FAILED, f"{_first(deviations)}{stage.evidence()}"
             finally:
                 with trio.CancelScope(shield=True):
                     await stage.clear()
@@ -139,6 +139,13 @@ async def _on_stage(directory: Path, play: Callable[[Stage], Awaitable[None]]) -
     elif code:
         sys.stderr.write("\nstopped; nothing is left behind\n")
     return code
+
+
+def _first(group: BaseExceptionGroup[Deviation]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _idle(stage: Stage) -> None:

@@ -80,6 +80,7 @@ async def _listen(
         artifacts=artifacts,
         live=live,
         settings=settings,
+        log=log,
     )
     operator = create_operator(
         database,
