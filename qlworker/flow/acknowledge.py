@@ -42,7 +42,7 @@ class Acknowledger:
         """
         answer = await self._with_version(record, self._control_plane.starting)
         record = await self._newest(record)
-        if answer.status in ("already_running", "already_terminal"):
+        if answer.snapshot.shape != "starting":
             await self._recover(record, answer)
             return None
         await self._inbox.replace(advance(record, Event.STARTING_ACKED, self._server_clock.now_ms()))
@@ -51,13 +51,14 @@ class Acknowledger:
     async def starting_again(self, record: InboxRecord) -> Snapshot | None:
         """The facts of an attempt that was acknowledged before this process began; None as above."""
         answer = await self._with_version(record, self._control_plane.starting)
-        if answer.status in ("already_running", "already_terminal"):
+        if answer.snapshot.shape != "starting":
             await self._recover(await self._newest(record), answer)
             return None
         return answer.snapshot
 
     async def running(self, record: InboxRecord) -> Snapshot | None:
-        """Acknowledges `started`; None when the control plane has ended the attempt."""
+        """Acknowledges `started`; None, with nothing written, when the control plane has ended the attempt: the command is
+        to be stopped first."""
 
         async def send(current: InboxRecord) -> ActivationResponse:
             request = RunningRequest.of(
@@ -70,12 +71,11 @@ class Acknowledger:
             return await self._control_plane.running(current.offer, request)
 
         answer = await self._retrying(record, send)
-        record = await self._newest(record)
-        if answer.status == "already_terminal":
-            await self._recover(record, answer)
+        if answer.snapshot.shape == "terminal":
             return None
         if answer.snapshot.shape != "running":
             raise Refused("cannot use the answer: a running acknowledgement must end in running")
+        record = await self._newest(record)
         await self._inbox.replace(advance(record, Event.RUNNING_ACKED, self._server_clock.now_ms()))
         return answer.snapshot
 
@@ -83,7 +83,7 @@ class Acknowledger:
         """Reports `start_failed` (R142, R158)."""
         answer = await self._with_version(record, self._control_plane.start_failure)
         record = await self._newest(record)
-        if answer.status == "already_running":
+        if answer.snapshot.shape == "running":
             await self._recover(record, answer)
             return
         if answer.snapshot.shape != "terminal":
@@ -101,7 +101,14 @@ class Acknowledger:
     async def _retrying(
         self, record: InboxRecord, send: Callable[[InboxRecord], Awaitable[ActivationResponse]]
     ) -> ActivationResponse:
-        """Once more under the newest version when the fence may only be behind; no more than that here (R296)."""
+        """Once more under the newest version when the fence may only be behind; no more than that here (R296).
+
+        The record is read again first: while the caller waited for the lock, a renewal may have moved its lease (R139, R295).
+        """
+        newest = await self._inbox.read(record.offer_id)
+        if newest is None or newest.state is not record.state:
+            raise Fenced("the offer moved on while its acknowledgement waited")
+        record = newest
         try:
             return await send(record)
         except Fenced:
@@ -116,7 +123,7 @@ class Acknowledger:
     async def _recover(self, record: InboxRecord, answer: ActivationResponse) -> None:
         reason = (
             RecoveryReason.CONTROL_PLANE_ALREADY_RUNNING
-            if answer.status == "already_running"
+            if answer.snapshot.shape == "running"
             else RecoveryReason.CONTROL_PLANE_TERMINAL
         )
         self._log.warning("recovery_required", offer=record.offer_id, reason=reason)

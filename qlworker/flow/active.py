@@ -28,6 +28,7 @@ class ActiveOffer:
         self.is_uploaded = False
         self.is_gate_opened = False
         self.is_running_told = False
+        self.running_failures = 0
         self.lost = trio.Event()
         self.loss_settled = trio.Event()
         self.live: LiveOutput | None = None

@@ -130,9 +130,10 @@ class Cadence:
         self._log.info("offer_accepted", offer=record.offer_id, run=record.offer.run_id, attempt=record.offer.attempt_id)
         try:
             await self._delivery.accepted(delivered.offer)
-        finally:
-            # Whatever becomes of the claim: the offer is in the inbox, and nobody else would take it up before a restart.
-            self._executions.carry(record, self._lease(delivered))
+        except OSError as error:
+            # The offer is in the inbox, and nobody else would take it up before a restart.
+            self._note_disk(error)
+        self._executions.carry(record, self._lease(delivered))
 
     def _lease(self, delivered: Delivered) -> TrackedLease:
         return TrackedLease.granted(delivered.offer, delivered.sent_ms, self._receiver.lease_ends_at(delivered))

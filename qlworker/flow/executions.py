@@ -175,7 +175,7 @@ class Executions:
             async with active.lock:
                 active.snapshot = await self._acknowledger.starting(record)
         elif step is Step.LAUNCH:
-            await self._launch(active, record, failures)
+            return await self._launch(active, record, failures)
         else:
             async with active.lock:
                 await self._acknowledger.start_failure(record)
@@ -183,37 +183,38 @@ class Executions:
             self._log.info("start_failure_reported", offer=active.offer_id)
         return True
 
-    async def _launch(self, active: ActiveOffer, record: InboxRecord, failures: int) -> None:
+    async def _launch(self, active: ActiveOffer, record: InboxRecord, failures: int) -> bool:
         async with active.lock:
             snapshot = active.snapshot or await self._acknowledger.starting_again(record)
         if snapshot is None:
-            return
+            return True
         active.snapshot = snapshot
         if isinstance(snapshot.deadline_at_ms, int):
             active.deadline_at = self._server_clock.boot_time(snapshot.deadline_at_ms)
         if active.stop_wanted.is_set():
             await self._not_started(active, "stop_requested")
-            return
+            return True
         try:
             prepared = await self._launcher.prepare(record.offer, snapshot.callback_sequence + 1)
-        except Refused as error:
-            await self._not_started(active, str(error))
-            return
         except UNANSWERED as error:
-            if failures + 1 < PREPARE_TRIES:
+            if not isinstance(error, Refused) and failures + 1 < PREPARE_TRIES:
                 raise
             await self._not_started(active, str(error))
-            return
+            return True
         async with active.lock:
             current = await self._inbox.read(active.offer_id)
             ready = current is not None and current.state is State.STARTING_ACKNOWLEDGED
-            if current is None or not ready or active.stop_wanted.is_set() or not self._timer.is_alive(active.offer_id):
-                return
+            if current is None or not ready or active.stop_wanted.is_set():
+                return True
+            if not self._timer.is_alive(active.offer_id):
+                # Over, or of an earlier process and not yet judged: the control plane's time is not known in this boot.
+                return False
             try:
                 active.is_gate_opened = await self._launcher.launch(current, prepared)
             except Refused as error:
                 await self._inbox.replace(advance(current, Event.NOT_STARTED, self._server_clock.now_ms()))
                 self._log.warning("start_refused", offer=active.offer_id, reason=str(error))
+        return True
 
     async def _not_started(self, active: ActiveOffer, reason: str) -> None:
         async with active.lock:
@@ -245,12 +246,13 @@ class Executions:
             try:
                 await self._lease_loss.lose(active, lease.authority)
                 break
-            except (OSError, Corrupt, Conflict) as error:
+            except OwnershipLost:
+                break
+            except Exception as error:
+                # Whatever kept it from being stopped or written: it is tried again, and nothing is claimed meanwhile (R284).
                 attempt += 1
                 self._log.error("lease_loss_deferred", offer=active.offer_id, error=type(error).__name__)
                 await self._sleep(full_jitter_ms(attempt, self._retry_base_ms, self._fraction()))
-            except OwnershipLost:
-                break
         active.loss_settled.set()
 
     async def _lose(self, active: ActiveOffer) -> None:

@@ -12,7 +12,7 @@ import trio
 
 from ..domain.canonical import callback_token_digest, log_artifact_id
 from ..domain.environment import documented_variables, match_revision
-from ..domain.errors import Conflict, QlworkerError, Refused
+from ..domain.errors import Conflict, Refused
 from ..domain.identity import DurableHandle
 from ..domain.offer import Offer
 from ..domain.record import Event, InboxRecord, advance
@@ -99,6 +99,7 @@ class Launcher:
         token = bytearray(randomness.token_bytes(32))
         try:
             output = await self._outputs.prepare(prepared.log_artifact_id)
+            receipt = self._receipts.path(record.offer.attempt_id)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + BARRIER_LIMIT_S):
                 now_ms = self._server_clock.now_ms()
                 offer = record.offer
@@ -123,7 +124,7 @@ class Launcher:
                     environment=prepared.environment,
                     working_directory=prepared.working_directory,
                     output=output,
-                    receipt=self._receipts.path(offer.attempt_id),
+                    receipt=receipt,
                 )
                 return await self._spawn(launching, plan)
             return False
@@ -143,22 +144,29 @@ class Launcher:
             self._log.warning("launch_rejected", offer=launching.offer_id, reason=result.reason)
             await self._inbox.replace(advance(launching, Event.NOT_STARTED, self._server_clock.now_ms()))
             return False
-        if not isinstance(result, Held) or not isinstance(result.handle, DurableHandle):
+        if not isinstance(result, Held):
             self._log.error("launch_outcome_unknown", offer=launching.offer_id, error="unknown answer of the executor")
             return False
+        is_open = False
         try:
+            handle = DurableHandle.parse(result.handle.text())
             await self._inbox.replace(
-                advance(launching, Event.HANDLE_RECORDED, self._server_clock.now_ms(), executor_handle=result.handle.text())
+                advance(launching, Event.HANDLE_RECORDED, self._server_clock.now_ms(), executor_handle=handle.text())
             )
             await result.gate.open()
-        except (OSError, Conflict, QlworkerError) as error:
-            # The handle may or may not be on disk. Closing the gate makes sure that the command never runs, and the
-            # launcher's receipt will prove it.
-            await result.gate.abandon()
+            is_open = True
+        except Exception as error:
+            # Also an unusable handle. It may or may not be on disk: what is there decides what comes next.
             self._log.error("launch_abandoned", offer=launching.offer_id, error=type(error).__name__)
-            return False
-        self._log.info("command_started", offer=launching.offer_id, attempt=plan.attempt_id, launcher=result.handle.p)
-        return True
+        finally:
+            if not is_open:
+                # Makes sure that the command never runs, and the launcher's receipt will prove it; also when the disk hung for
+                # so long that this was cancelled.
+                with trio.CancelScope(shield=True):
+                    await result.gate.abandon()
+        if is_open:
+            self._log.info("command_started", offer=launching.offer_id, attempt=plan.attempt_id, launcher=handle.p)
+        return is_open
 
 
 def _argv(offer: Offer) -> list[str]:

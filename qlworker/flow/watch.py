@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from ..domain.backoff import full_jitter_ms
+from ..domain.errors import Fenced
 from ..domain.identity import DurableHandle, Presence
 from ..domain.lease import StopReason
 from ..domain.receipt import Receipt
@@ -17,7 +19,7 @@ from ..ports import Clock, Inbox, Log, Processes, StopResult
 from .acknowledge import Acknowledger
 from .active import ActiveOffer, LiveOutput
 from .completion import Completion
-from .lease_control import LeaseControl
+from .lease_control import UNANSWERED, LeaseControl
 from .race import first_of
 from .server_clock import ServerClock
 from .session import SessionKeeper
@@ -102,10 +104,16 @@ class Watcher:
             active.live = LiveOutput(record.offer, record.log_artifact_id)
         if active.deadline_at is None:
             active.deadline_at = self._deadline(record)
-        if record.state is State.STARTED and await self._tell_running(active, record):
-            return True
-        # A running that could not be acknowledged yet is tried again while the command goes on.
-        patience_ms = None if record.state is State.RUNNING_ACKNOWLEDGED else ACKNOWLEDGE_AGAIN_MS
+        patience_ms = None
+        if record.state is State.STARTED and not active.stop_wanted.is_set():
+            try:
+                if await self._tell_running(active, record):
+                    return True
+            except (*UNANSWERED, Fenced) as error:
+                # Not the end of this round: a stop or the deadline must be carried out all the same.
+                self._log.info("running_deferred", offer=active.offer_id, reason=str(error))
+            active.running_failures += 1
+            patience_ms = full_jitter_ms(active.running_failures, ACKNOWLEDGE_AGAIN_MS, 1)
         await self._await_end(active, handle, patience_ms)
         if active.loss_settled.is_set() or not active.stop_wanted.is_set():
             return True
@@ -118,9 +126,9 @@ class Watcher:
             return False
         async with active.lock:
             active.snapshot = await self._acknowledger.running(record)
-        handle = _handle(record)
-        if active.snapshot is None and handle is not None:
-            await self._processes.stop(handle, self._stop_grace_ms)
+        if active.snapshot is None:
+            active.end_elsewhere()
+            return await self._stop(active, record, _handle(record))
         return True
 
     async def _await_end(self, active: ActiveOffer, handle: DurableHandle, patience_ms: int | None) -> None:
@@ -143,8 +151,8 @@ class Watcher:
         await self._lease_control.renew(active)
         active.want_stop(StopReason.TIMEOUT)
 
-    async def _stop(self, active: ActiveOffer, record: InboxRecord, handle: DurableHandle) -> bool:
-        result = await self._processes.stop(handle, self._stop_grace_ms)
+    async def _stop(self, active: ActiveOffer, record: InboxRecord, handle: DurableHandle | None) -> bool:
+        result = StopResult.UNKNOWN if handle is None else await self._processes.stop(handle, self._stop_grace_ms)
         self._log.info("command_stopped", offer=active.offer_id, reason=active.stop_reason, result=result)
         if active.is_ended_elsewhere:
             async with active.lock:
@@ -159,7 +167,7 @@ class Watcher:
                         )
                     )
             return True
-        if result in (StopResult.STOPPED, StopResult.ALREADY_EXITED):
+        if handle is not None and result in (StopResult.STOPPED, StopResult.ALREADY_EXITED):
             await self._processes.wait_gone(handle)
             return True
         return False
