@@ -25,12 +25,12 @@ from .database import Database, Transaction
 from .failure import Failure
 from .ids import new_id
 from .live_output import LiveOutput
-from .request_body import JSON_TYPE, UPLOAD_TYPE, open_body
+from .request_body import JSON_TYPE, UPLOAD_TYPE, Incoming, announced_length, open_body
 from .schema import security_audit
 from .secret_store import SecretStore
 from .services.session import Caller
 from .shield import Shield
-from .worker_routes import ROUTES, UPLOAD_LIMIT, Route, Services, failure_of
+from .worker_routes import ROUTES, UPLOAD_BYTES_PER_SECOND, UPLOAD_LIMIT, Route, Services, failure_of
 
 PREFIX: Final = "/api/v3/"
 URL_BYTES: Final = 8 * 1024
@@ -77,13 +77,15 @@ class Ingress:
             return
         if scope["type"] != "http":
             return
-        request = Request(scope, receive)
+        incoming = Incoming(receive)
+        request = Request(scope, incoming)
         sent_id = request.headers.get("x-request-id", "")
         request_id = sent_id if _REQUEST_ID.match(sent_id) else str(uuid.uuid4())
         try:
             response = await self._answer(request, request_id)
         except Failure as failure:
             response = _failed(failure)
+            await incoming.discard(self._patience(request, failure))
         except ClientDisconnect:
             return  # nobody is there to be told
         response.headers["X-Request-Id"] = request_id
@@ -121,6 +123,13 @@ class Ingress:
         status, word = (503, "not_ready") if path == "/readyz" and self.draining else (200, path[1:-1])
         body = js_json({"status": {"live": "live", "ready": "ready"}.get(word, word)})
         return _json(status, b"" if method == "HEAD" else body)
+
+    def _patience(self, request: Request, failure: Failure) -> float:
+        """How many seconds the rest of a refused request is still read. None are for those who send too much or too often."""
+        length = announced_length(request)
+        if length is None or length > UPLOAD_LIMIT or failure.status in (413, 429, 504) or self.draining:
+            return 0
+        return self._limits.request_timeout_s + length / UPLOAD_BYTES_PER_SECOND
 
     async def _admit(self, request: Request, request_id: str, caller: Caller, operation: str) -> None:
         """Raises Failure unless the credential is the path's worker's and a durable audit row says so."""

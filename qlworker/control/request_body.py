@@ -1,12 +1,37 @@
 """Reading a request's body while counting: never more than was announced or is allowed (wire-protocol.md §1.4)."""
 
+import trio
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from .failure import Failure
 
 JSON_TYPE = "application/json"
 UPLOAD_TYPE = "application/vnd.qinglong.worker-artifact"
+
+
+class Incoming:
+    """What a client sends, with a memory of whether all of it came."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_over = False
+
+    async def __call__(self) -> Message:
+        """The next message of the server."""
+        message = await self._receive()
+        self.is_over = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    async def discard(self, seconds: float) -> None:
+        """Reads what is left and throws it away, for at most `seconds`.
+
+        A client looks for an answer when it has written its request. One that is refused in the middle would wait for
+        somebody to read, until its own time is up, and never learn why.
+        """
+        with trio.move_on_after(seconds):
+            while not self.is_over:
+                await self()
 
 
 class Body:
@@ -68,15 +93,22 @@ def open_body(request: Request, media_type: str, limit: int, minimum: int = 0) -
         raise Failure(415, "unsupported_content_type")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Failure(415, "unsupported_content_encoding")
-    lengths = request.headers.getlist("content-length")
-    if len(lengths) != 1 or not _is_decimal(lengths[0]) or "transfer-encoding" in request.headers:
+    length = announced_length(request)
+    if length is None:
         raise Failure(400, "invalid_content_length")
-    length = int(lengths[0])
     if length > limit:
         raise Failure(413, "request_too_large")
     if length < minimum:
         raise Failure(400, "invalid_content_length")
     return Body(request.receive, length)
+
+
+def announced_length(request: Request) -> int | None:
+    """The body's length in bytes as its headers tell it, or None when they do not."""
+    lengths = request.headers.getlist("content-length")
+    if len(lengths) != 1 or not _is_decimal(lengths[0]) or "transfer-encoding" in request.headers:
+        return None
+    return int(lengths[0])
 
 
 def _is_decimal(text: str) -> bool:
