@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from ..domain.canonical import js_json
 from ..domain.text import check_session_id, check_worker_id
-from ..ports import Log
 from .artifact_store import ArtifactStore
 from .config import Settings
 from .database import Database, Transaction
 from .failure import Failure
 from .ids import new_id
 from .live_output import LiveOutput
+from .logs import Log
 from .request_body import JSON_TYPE, UPLOAD_TYPE, Incoming, announced_length, open_body
 from .schema import security_audit
 from .secret_store import SecretStore

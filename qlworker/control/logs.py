@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 import msgspec
 
@@ -11,8 +11,18 @@ LINE_BYTES: Final = 900
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
 
 
+class Log(Protocol):
+    """Where events go."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """Something that happened."""
+
+    def error(self, event: str, **fields: object) -> None:
+        """Something that needs an operator."""
+
+
 class JsonLog:
-    """Implements the `Log` port. A line longer than 900 bytes loses its fields and says so; a stream that is gone is not
+    """The log on a stream. A line longer than 900 bytes loses its fields and says so; a stream that is gone is not
     an error: losing a log line must never lose a request."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
