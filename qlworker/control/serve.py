@@ -100,5 +100,6 @@ async def _listen(
         show_line_json({"event": "ready", "port": port, "origin": origin, "pid": os.getpid()})
         received = await anext(aiter(signals))
         log.info("control_plane_stopping", signal=signal.Signals(received).name)
+        ingress.draining = True
         stopping.set()
     settings.operator.socket.unlink(missing_ok=True)
