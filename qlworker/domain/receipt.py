@@ -74,11 +74,12 @@ class Receipt(Document, frozen=True, kw_only=True):
         return self.ending is Ending.NOT_STARTED
 
 
-def authenticate(receipt: Receipt, record: InboxRecord, now_ms: int) -> bool:
+def authenticate(receipt: Receipt, record: InboxRecord, now_ms: int | None) -> bool:
     """Whether `receipt` belongs to `record` and was written by the launcher that got its capability (R180 to R191).
 
     Run, attempt, sequence and start time must be equal, the token's digest equal in constant time, and the end not more
-    than five minutes after `now_ms` (control-plane.md D17). A record without the receipt pair can authenticate nothing.
+    than five minutes after `now_ms` (control-plane.md D17); None while the control plane's time is not known, because a box
+    that boots in 1970 must not distrust the end of its own runs. A record without the receipt pair can authenticate nothing.
     """
     digest = record.completion_receipt_token_digest
     if digest is UNSET:
@@ -93,5 +94,5 @@ def authenticate(receipt: Receipt, record: InboxRecord, now_ms: int) -> bool:
         and receipt.attempt_id == record.offer.attempt_id
         and receipt.callback_sequence == record.completion_receipt_callback_sequence
         and receipt.started_at_ms == record.executor_started_at_ms
-        and receipt.finished_at_ms <= now_ms + CLOCK_TOLERANCE_MS
+        and (now_ms is None or receipt.finished_at_ms <= now_ms + CLOCK_TOLERANCE_MS)
     )

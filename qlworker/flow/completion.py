@@ -48,7 +48,8 @@ class Completion:
         receipt = await self._receipts.read(record.offer.attempt_id)
         if receipt is None:
             return ReceiptEvidence.MISSING, None
-        if not authenticate(receipt, record, self._server_clock.now_ms()):
+        now_ms = self._server_clock.now_ms() if self._server_clock.is_proven else None
+        if not authenticate(receipt, record, now_ms):
             self._log.error("receipt_untrusted", offer=record.offer_id, attempt=record.offer.attempt_id)
             return ReceiptEvidence.UNTRUSTED, None
         return (ReceiptEvidence.NOT_STARTED if receipt.says_not_started else ReceiptEvidence.ENDED), receipt

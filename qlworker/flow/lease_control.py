@@ -5,7 +5,7 @@ The new version is durable before anything follows from the answer (§7.4). Ever
 
 from typing import Final
 
-from ..domain.errors import Conflict, Fenced, Malformed, Refused, Transient, Unauthorized, Unsupported
+from ..domain.errors import Conflict, Corrupt, Fenced, Malformed, Refused, Transient, Unauthorized, Unsupported
 from ..domain.lease import TrackedLease
 from ..domain.offer import Offer
 from ..domain.record import InboxRecord, renew
@@ -32,15 +32,19 @@ class LeaseControl:
     async def renew(self, active: ActiveOffer) -> TrackedLease | None:
         """Renews the lease and passes on a wanted stop. None means: no answer, the known lease stays as it is."""
         async with active.lock:
-            record = await self._inbox.read(active.offer_id)
-            if record is None or record.is_settled:
-                return None
             try:
-                return await self._renew_record(record, active)
+                record = await self._inbox.read(active.offer_id)
+                if record is None or record.is_settled:
+                    return None
+                try:
+                    return await self._renew_record(record, active)
+                except Fenced:
+                    return await self._found_again(record)
             except UNANSWERED as error:
                 self._log.info("lease_renewal_unanswered", offer=active.offer_id, reason=str(error))
-            except Fenced:
-                return await self._found_again(record)
+            except (OSError, Corrupt, Conflict) as error:
+                # Not durable, so it does not count (§7.4). The version is found again once the disk takes it.
+                self._log.error("lease_renewal_not_stored", offer=active.offer_id, error=type(error).__name__)
             return None
 
     async def resynchronise(self, record: InboxRecord) -> InboxRecord:
@@ -70,7 +74,10 @@ class LeaseControl:
         if answer.lease_version is None or answer.renewed_at_ms is None or answer.expires_at_ms is None:
             active.end_elsewhere()
             return None
-        offer = record.offer.with_terms(answer.lease_version, answer.renewed_at_ms, answer.expires_at_ms)
+        try:
+            offer = record.offer.with_terms(answer.lease_version, answer.renewed_at_ms, answer.expires_at_ms)
+        except ValueError as error:
+            raise Refused(f"cannot use the answer: {error}") from None
         renewed = renew(record, offer, self._server_clock.now_ms())
         await self._inbox.replace(renewed)
         if answer.stop is not None:

@@ -76,8 +76,15 @@ class LeaseTimer:
                 renewals.start_soon(self._renew_one, lease.offer_id, name=f"renew {lease.offer_id}")
 
     async def _renew_one(self, offer_id: str) -> None:
-        try:
+        lease: TrackedLease | None = None
+
+        async def renew() -> None:
+            nonlocal lease
             lease = await self._renew(offer_id)
+
+        try:
+            # Not beyond the lease: a renewal that hangs must not keep the loss from being carried out.
+            await first_of(renew, partial(self._clock.sleep_until, self._leases[offer_id].expires_at))
         finally:
             self._renewing.discard(offer_id)
             self._changed.set()

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from ..domain.errors import Fenced, Unsupported
+from ..domain.errors import Corrupt, Fenced, Unsupported
 from ..ports import Inbox, Log, OutputStore
 from ..wire.completion import OUTPUT_CHUNK_BYTES, OutputRequest
 from .active import ActiveOffer, ActiveOffers, LiveOutput
@@ -63,7 +63,7 @@ class OutputKeeper:
         except Unsupported:
             self._is_view_on = False
             self._log.info("live_output_off", reason="the control plane has no such operation")
-        except (*UNANSWERED, Fenced, OSError) as error:
+        except (*UNANSWERED, Fenced, OSError, Corrupt) as error:
             self._log.info("live_output_deferred", offer=active.offer_id, error=type(error).__name__)
 
     async def _show(self, active: ActiveOffer, live: LiveOutput) -> None:
