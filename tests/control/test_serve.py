@@ -67,6 +67,7 @@ def test_a_client_with_a_certificate_of_the_authority_is_served_over_tls_1_3(ser
         assert session is None or not session.has_ticket  # a resumed session would skip the certificate
 
 
+@pytest.mark.req("R506")
 def test_a_client_without_a_certificate_is_refused(server: ControlPlane, tmp_path: Path) -> None:
     with pytest.raises(OSError):
         assert exchange(server, client(server, tmp_path)) == b""
