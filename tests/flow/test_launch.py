@@ -20,7 +20,7 @@ from qlworker.flow import launch as launch_module
 from qlworker.flow.launch import Launcher
 from qlworker.flow.materialise import Materialised, Materialiser
 from qlworker.ports import Held, Rejected
-from tests.builders import make_revision
+from tests.builders import make_record, make_revision
 from tests.flow.rig import World, outlive
 
 SECRET = "s3cr3t-value-that-must-stay-in-memory"
@@ -40,7 +40,7 @@ def unknown(record: Any) -> bool:
 # -- acknowledgements
 
 
-@pytest.mark.req("R151", "R160", "R171")
+@pytest.mark.req("R140", "R142", "R160")
 @pytest.mark.parametrize("operation", ["starting", "running", "start-failure"])
 async def test_a_lost_acknowledgement_is_replayed_and_starts_nothing_again(world: World, operation: str) -> None:
     attempt = world.control.enqueue(make_revision())
@@ -133,6 +133,74 @@ async def test_an_acknowledgement_that_waited_for_a_renewal_uses_the_renewed_lea
     assert world.log.said("lease_resynchronised") == []
 
 
+@pytest.mark.req("R121")
+@pytest.mark.parametrize("status", [401, 403])
+async def test_an_exchange_that_is_not_authenticated_delivers_nothing(world: World, status: int) -> None:
+    world.control.enqueue(make_revision())
+    world.control.always("offers", status)
+    async with world.worker() as worker:
+        await worker.pass_time(30_000)
+
+    assert world.records() == []
+
+
+@pytest.mark.req("R145")
+async def test_an_offer_that_is_not_in_the_inbox_is_not_processed(world: World) -> None:
+    async with world.worker() as worker:
+        await worker.pass_time(1_000)
+        worker.executions.carry(make_record())
+        await worker.pass_time(60_000)
+
+        assert len(worker.executions.active) == 0
+    assert world.processes.commands == []
+    assert world.control.called("starting") == []
+
+
+@pytest.mark.req("R127", "R146", "R161")
+@pytest.mark.parametrize("violated", ["replaced", "generation", "offline", "expired", "run-lease"])
+async def test_session_and_lease_are_checked_again_before_each_step(world: World, violated: str) -> None:
+    from qlworker.domain.session import SessionStatus
+
+    world.control.enqueue(make_revision())
+    world.control.always("starting", 503)
+    async with world.worker(heartbeat_ms=22_000) as worker:
+        await worker.until_state("accepted")
+        await worker.settle()
+        changes: dict[str, dict[str, Any]] = {
+            "replaced": {"session_id": "018f0000-0000-7000-8000-00000000ffff"},
+            "generation": {"generation": 9},
+            "offline": {"status": SessionStatus.OFFLINE},
+            "expired": {"expires_at": world.clock.boot_ms()},
+            "run-lease": {},
+        }
+        assert worker.sessions.live is not None
+        worker.sessions.live = msgspec.structs.replace(worker.sessions.live, **changes[violated])
+        world.control.always("starting", None)
+        if violated == "run-lease":
+            world.clock.advance(30_000)
+        else:
+            world.control.go_away("register", "heartbeat")
+        sent = len(world.control.called("starting"))
+        await worker.pass_time(20_000)
+
+        assert len(world.control.called("starting")) == sent
+    assert world.processes.commands == []
+
+
+@pytest.mark.req("R244")
+async def test_a_fence_that_stays_is_not_argued_with(world: World) -> None:
+    world.control.enqueue(make_revision())
+    world.control.always("running", 409)
+    async with world.worker(max_concurrent_runs=1) as worker:
+        await worker.until_state("started")
+        await worker.pass_time(600_000)
+
+        assert worker.is_in("started")
+    assert len(world.control.called("running")) <= 20
+    assert len(world.control.called("offers")) <= 22
+    assert world.processes.opened == 1
+
+
 # -- the barrier
 
 
@@ -183,7 +251,7 @@ async def test_a_barrier_whose_write_may_have_got_through_is_never_passed(world:
     assert world.processes.commands == []
 
 
-@pytest.mark.req("R163", "R164", "R168", "R175", "R178", "R543")
+@pytest.mark.req("R163", "R164", "R168", "R175", "R177", "R178", "R543")
 async def test_a_restart_that_finds_launching_calls_neither_materialiser_nor_executor_nor_acknowledgement(world: World) -> None:
     world.control.enqueue(make_revision(environment=[Binding(name="KEY", kind="secret", secret_ref=REFERENCE)]))
     world.control.secrets[REFERENCE] = SECRET
@@ -380,7 +448,7 @@ async def test_a_rejection_is_on_disk_before_it_is_reported_and_is_reported_once
     assert world.control.called("running") == []
 
 
-@pytest.mark.req("R386", "R384")
+@pytest.mark.req("R386")
 async def test_a_held_command_with_its_handle_is_started(world: World) -> None:
     world.control.enqueue(make_revision())
     reached, _ = world.pause("gate open")
@@ -419,7 +487,7 @@ async def test_a_stop_that_comes_before_the_launch_starts_nothing(world: World) 
 # -- variables and secrets (groups D and P)
 
 
-@pytest.mark.req("R148", "R393", "R394", "R395", "R399")
+@pytest.mark.req("R148", "R393", "R394", "R395")
 async def test_a_command_gets_its_public_and_secret_variables_and_those_of_its_bundle(world: World) -> None:
     bundle = (
         '{"schema":"qinglong/environment-bundle@v1","entries":[{"name":"B","value":""},{"name":"A","value":"from bundle"}]}'
@@ -519,7 +587,6 @@ async def test_secrets_that_cannot_be_had_for_long_are_a_start_failure_and_not_a
     assert 2 <= len(world.control.called("secrets")) <= 16
 
 
-@pytest.mark.req("R131", "R132")
 async def test_an_output_that_cannot_be_prepared_is_refused_before_the_barrier(world: World) -> None:
     world.control.enqueue(make_revision())
     world.faults["output prepare"] = [Refused("the disk has no room")]
@@ -529,7 +596,7 @@ async def test_an_output_that_cannot_be_prepared_is_refused_before_the_barrier(w
     assert "journal launching" not in world.trace
 
 
-@pytest.mark.req("R133", "R396", "R397", "R398", "R400", "R401")
+@pytest.mark.req("R397", "R398", "R400", "R401")
 @pytest.mark.parametrize("answer", ["held", "rejected", *UNCERTAIN])
 async def test_the_callback_token_is_wiped_after_every_outcome_and_only_its_digest_is_kept(world: World, answer: str) -> None:
     world.control.enqueue(make_revision())
@@ -555,7 +622,6 @@ async def test_the_callback_token_is_wiped_after_every_outcome_and_only_its_dige
     assert record.completion_receipt_token_digest == callback_token_digest(given[0])
 
 
-@pytest.mark.req("R133")
 async def test_each_attempt_has_a_token_of_its_own(world: World) -> None:
     for number in range(1, 5):
         world.control.enqueue(make_revision(), f"run-{number}", f"attempt-{number}")
@@ -565,7 +631,7 @@ async def test_each_attempt_has_a_token_of_its_own(world: World) -> None:
     assert len({command.token for command in world.processes.commands}) == 4
 
 
-@pytest.mark.req("R18", "R134", "R135", "R137", "R381", "R395", "R400", "R402", "R553")
+@pytest.mark.req("R18", "R135", "R137", "R381", "R395", "R400", "R402", "R553")
 @pytest.mark.parametrize("outcome", ["success", "rejected", "unknown", "lost"])
 async def test_no_token_secret_or_command_is_on_disk_in_a_log_or_in_an_error(world: World, outcome: str) -> None:
     from qlworker.domain.revision import ShellCommand

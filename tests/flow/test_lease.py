@@ -33,7 +33,6 @@ def lost(world: World) -> list[RecoveryReason | Any]:
 # -- renewal
 
 
-@pytest.mark.req("R20", "R23", "R168")
 async def test_a_run_of_a_day_keeps_its_lease_and_is_started_once(world: World) -> None:
     world.control.enqueue(make_revision())
     async with world.worker(heartbeat_ms=20_000) as worker:
@@ -154,7 +153,6 @@ async def test_gap_4_a_request_behind_a_lost_renewal_finds_the_version_by_itself
     assert len(world.log.said("lease_resynchronised")) == 1
 
 
-@pytest.mark.req("R61")
 async def test_an_answer_with_times_that_contradict_the_lease_is_refused_and_ends_nobody(world: World) -> None:
     world.control.enqueue(make_revision())
     async with world.worker(max_concurrent_runs=1) as worker:
@@ -176,7 +174,6 @@ async def test_a_renewal_that_cannot_be_stored_does_not_count_and_ends_nobody(wo
         assert world.read().offer.lease.version == world.control.lease_of().version
 
 
-@pytest.mark.req("R279")
 async def test_the_new_version_is_durable_before_a_stop_follows_from_the_same_answer(world: World) -> None:
     attempt = world.control.enqueue(make_revision())
     async with world.worker() as worker:
@@ -274,7 +271,7 @@ async def test_an_attempt_that_ended_elsewhere_is_stopped_before_its_record_says
     assert world.control.called("completion") == []
 
 
-@pytest.mark.req("R174")
+@pytest.mark.req("R174", "R241", "R242")
 async def test_a_running_acknowledgement_that_finds_the_attempt_over_stops_the_command_first(world: World) -> None:
     world.control.enqueue(make_revision())
 
@@ -552,7 +549,7 @@ async def test_notices_at_the_same_time_are_one_stop() -> None:
     assert inbox.record.revision == started().revision + 1
 
 
-@pytest.mark.req("R273", "R274")
+@pytest.mark.req("R273")
 def test_the_notice_of_a_loss_is_synchronous() -> None:
     from qlworker.flow.executions import Executions
 
@@ -560,7 +557,7 @@ def test_the_notice_of_a_loss_is_synchronous() -> None:
     assert not inspect.iscoroutinefunction(inspect.unwrap(LeaseTimer._look))
 
 
-@pytest.mark.req("R274", "R291", "R292")
+@pytest.mark.req("R274", "R291")
 def test_the_coordinator_has_no_port_that_could_complete_or_declare_lost() -> None:
     assert set(inspect.signature(LeaseLossCoordinator.__init__).parameters) == {
         "self",

@@ -87,7 +87,7 @@ UNDECIDABLE = {"journal launching: done", "executor launch"}
 BEFORE_THE_GATE = MOMENTS[MOMENTS.index("executor launch: done") : MOMENTS.index("gate open") + 1]
 
 
-@pytest.mark.req("R1", "R3", "R4", "R5", "R6", "R7", "R155", "R159", "R163", "R167", "R169", "R170", "R171", "R177", "R233")
+@pytest.mark.req("R1", "R3", "R4", "R5", "R6", "R7", "R155", "R159", "R163", "R167", "R169", "R170", "R233")
 @pytest.mark.parametrize("number", range(len(MOMENTS)), ids=lambda number: f"{number}-{MOMENTS[number]}")
 async def test_a_worker_that_ends_at_any_step_leaves_a_run_that_is_started_once_and_ends_right(
     world: World, number: int

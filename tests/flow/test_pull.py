@@ -45,7 +45,6 @@ async def test_a_restart_pulls_with_the_pair_on_disk(world: World) -> None:
     assert len(set(pairs(world))) == 1
 
 
-@pytest.mark.req("R43", "R69")
 async def test_a_thousand_idle_pulls_write_nothing_after_the_first(world: World) -> None:
     async with world.worker(heartbeat_ms=20_000) as worker:
         await worker.until(lambda: len(pairs(world)) == 1)
@@ -368,7 +367,6 @@ async def test_an_end_between_inbox_and_claim_meets_the_same_offer_again(world: 
     assert world.processes.opened == 1
 
 
-@pytest.mark.req("R381", "R402")
 async def test_an_exhausted_budget_is_told_apart_from_no_work(world: World) -> None:
     def exhaust(answer: dict[str, Any]) -> None:
         answer.update({"reason": "scan_budget_exhausted", "truncated": True})

@@ -16,7 +16,6 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-@pytest.mark.req("R507")
 async def test_a_steady_session_heartbeats_at_its_interval_and_writes_nothing_after_the_first(world: World) -> None:
     async with world.worker() as worker:
         await worker.pass_time(1_000)
