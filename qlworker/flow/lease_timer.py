@@ -73,9 +73,10 @@ class LeaseTimer:
                 self._on_lost(lease)
             elif lease.renew_at <= now_ms and lease.offer_id not in self._renewing:
                 self._renewing.add(lease.offer_id)
-                renewals.start_soon(self._renew_one, lease.offer_id, name=f"renew {lease.offer_id}")
+                renewals.start_soon(self._renew_one, lease, name=f"renew {lease.offer_id}")
 
-    async def _renew_one(self, offer_id: str) -> None:
+    async def _renew_one(self, due: TrackedLease) -> None:
+        offer_id = due.offer_id
         lease: TrackedLease | None = None
 
         async def renew() -> None:
@@ -84,7 +85,7 @@ class LeaseTimer:
 
         try:
             # Not beyond the lease: a renewal that hangs must not keep the loss from being carried out.
-            await first_of(renew, partial(self._clock.sleep_until, self._leases[offer_id].expires_at))
+            await first_of(renew, partial(self._clock.sleep_until, due.expires_at))
         finally:
             self._renewing.discard(offer_id)
             self._changed.set()

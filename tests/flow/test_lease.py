@@ -102,6 +102,27 @@ async def test_an_idle_timer_waits_for_nothing_and_one_with_a_lease_for_its_next
         nursery.cancel_scope.cancel()
 
 
+async def test_a_lease_that_is_untracked_while_its_renewal_begins_ends_nobody() -> None:
+    clock = DrivenClock()
+
+    async def renew(offer_id: str) -> None:
+        return None
+
+    class Untracking(LeaseTimer):
+        def _look(self, renewals: trio.Nursery) -> None:
+            super()._look(renewals)
+            self.untrack("offer-1")
+
+    timer = Untracking(clock, renew, lambda lease: None)
+    timer.track(TrackedLease.granted(make_offer(), clock.boot_ms() - 15_000, clock.boot_ms() + 15_000))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(timer.run)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+    assert len(timer) == 0
+
+
 @pytest.mark.req("R296", "R297")
 async def test_a_renewal_that_is_not_answered_is_tried_each_second_until_the_lease_is_over(world: World) -> None:
     world.control.enqueue(make_revision())
