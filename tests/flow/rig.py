@@ -53,6 +53,7 @@ PLACE = Place(host_id="host", boot_id="boot", pid_namespace=1, time_namespace=2)
 CAPABILITIES = '{"architecture":"amd64","executors":["remote-worker"]}'
 WINDOW_MS = 300_000
 CADENCE_MS = 2_000
+RESTLESS_S = 30
 
 
 class Killed(BaseException):
@@ -580,13 +581,14 @@ class Worker:
                 command.never_opened()
 
     async def settle(self) -> None:
-        """Returns once everybody waits for time or for the test."""
-        while True:
-            await wait_all_tasks_blocked()
-            if not self.files.borrowed_tokens:
-                return
-            async with self.files:
-                pass
+        """Returns once everybody waits for time or for the test. Fails when somebody never comes to rest."""
+        with trio.fail_after(RESTLESS_S):
+            while True:
+                await wait_all_tasks_blocked()
+                if not self.files.borrowed_tokens:
+                    return
+                async with self.files:
+                    pass
 
     async def until(self, reached: Callable[[], object], within_ms: int = 600_000) -> None:
         """Lets time pass, from one deadline to the next, until `reached` says so."""
