@@ -472,7 +472,11 @@ async def test_gap_12_a_result_that_was_published_before_a_reboot_into_1970_is_n
     await running(world)
     world.processes.command.end(0)
     world.clock.reboot("next-boot", 0)
+    world.control.go_away()
     async with world.worker() as worker:
+        await worker.pass_time(10_000)
+        assert worker.is_in("running_acknowledged")
+        world.control.come_back()
         await worker.until_state("completion_acknowledged")
 
     assert world.control.attempts["attempt-1"].status == "succeeded"
