@@ -33,6 +33,8 @@ class World:
         self.root = root
         self.address = f"127.{random.randint(16, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
         self.settings = root / "control/qlcontrol.toml"
+        # Any box of the tests' machines; a world of the older dialect knows no tiers.
+        self.placement: dict[str, Any] = {"support_tiers": ["tier1", "candidate", "experimental", "legacy-only"]}
         self._process: subprocess.Popen[bytes] | None = None
         self._count = 0
         self._control("init", "--data", str(root / "control"), "--name", self.address, "--listen", f"{self.address}:5801")
@@ -124,10 +126,7 @@ class Box:
             "project": PROJECT,
             "id": f"{self.name}-{self._tasks}",
             "command": command,
-            "placement": {
-                "labels": {"box": self.name},
-                "support_tiers": ["tier1", "candidate", "experimental", "legacy-only"],
-            },
+            "placement": {"labels": {"box": self.name}, **self.world.placement},
             **task,
         }
         with self.world.operator() as operator:
@@ -151,13 +150,21 @@ class Box:
             return [event.type for event in operator.call(list[EventView], "GET", f"/runs/{run_id}/events")]
 
     def follow(self, run_id: str, until: bytes | None = None) -> bytes:
-        """The run's output until it is over, or until `until` has come."""
+        """The run's output until it is over, or until `until` has come. One that hangs is cancelled, so that its test fails."""
         output = b""
-        with self.world.operator() as operator, contextlib.closing(operator.stream(f"/runs/{run_id}/log", follow=1)) as stream:
-            for part in stream:
-                output += part
-                if until is not None and until in output:
-                    break
+        watchdog = threading.Timer(PATIENCE_S, self.cancel, [run_id])
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            with self.world.operator() as operator:
+                stream = operator.stream(f"/runs/{run_id}/log", follow=1)
+                with contextlib.closing(stream):
+                    for part in stream:
+                        output += part
+                        if until is not None and until in output:
+                            break
+        finally:
+            watchdog.cancel()
         return output
 
     def finish(self, run_id: str) -> tuple[RunDetail, bytes]:
