@@ -183,7 +183,7 @@ class Ingress:
         content = answer.to_json()
         if len(content) > RESPONSE_BYTES:
             raise Failure(500, "response_too_large")
-        return _json(200, content)
+        return _json(route.status_of(answer), content)
 
     def _tell(self, code: str, operation: str, error: Exception, **fields: object) -> None:
         """Errors of this program carry no secret in their texts; foreign ones may quote values, so only their class is told."""

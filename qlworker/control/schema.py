@@ -1,7 +1,7 @@
 """The tables of the control plane (control-plane.md §1, §22). Portable types only, so that they fit SQLite and PostgreSQL.
 
 Times are UTC milliseconds, statuses lower-case text, documents canonical JSON. A raw token or a secret is in no column. Tables
-that only expiry, retry and evidence need come with them: `create_tables` adds what is missing.
+that only expiry, retry and recovery need come with them: `create_tables` adds what is missing.
 """
 
 from typing import Any
@@ -240,4 +240,27 @@ artifacts = Table(
     Column("truncated", Boolean, nullable=True),
     _number("stored_at_ms"),
     PrimaryKeyConstraint("attempt_id", "log_artifact_id"),
+)
+
+worker_execution_attestations = Table(
+    "worker_execution_attestations",
+    metadata,
+    _text("attestation_id", 36, primary_key=True),
+    Column("run_id", String(36), ForeignKey("runs.id"), nullable=False),
+    Column("attempt_id", String(36), ForeignKey("run_attempts.id"), nullable=False),
+    _number("sequence"),
+    _text("state", 16),
+    _text("worker_id", 128),
+    _text("worker_session_id", 36),
+    _number("worker_generation"),
+    _text("lease_token_digest", 64),
+    _number("lease_generation"),
+    _number("lease_version"),
+    _text("offer_id", 128),
+    _number("callback_sequence"),
+    _text("executor_handle", 512),
+    _number("journal_revision"),
+    _number("received_at_ms"),
+    UniqueConstraint("attempt_id", "sequence"),
+    CheckConstraint("state IN ('running', 'stopped')", name="worker_execution_attestations_have_a_state"),
 )

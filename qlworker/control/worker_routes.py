@@ -1,7 +1,6 @@
 """The operations of the worker listener: which request each takes, what answers it, and how its failures are called.
 
-Source: wire-protocol.md §0.4, §1.8. `attestations` is not offered: no worker sends them, and recovery with evidence is where
-they belong (control-plane.md §16).
+Source: wire-protocol.md §0.4, §1.8. The twelve of control-plane.md §15.3, and `output`, an extension beside them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ..domain.document import Document
 from ..domain.errors import Conflict, Corrupt, Fenced, Refused, Transient
 from ..wire.activation import ActivationRequest, RunningRequest
+from ..wire.attestation import AttestationRequest, AttestationResponse
 from ..wire.codec import ARTIFACTS, decode
 from ..wire.completion import UPLOAD_HEADER_BYTES, CompletionRequest, OutputRequest, UploadHeader
 from ..wire.lease_control import LeaseControlRequest
@@ -28,7 +28,7 @@ from .failure import Failure
 from .live_output import LiveOutput
 from .request_body import Body
 from .secret_store import SecretStore
-from .services import activation, artifacts, completion, dispatch, lease_control, output, secrets, session
+from .services import activation, artifacts, attestations, completion, dispatch, lease_control, output, secrets, session
 from .services.session import Caller
 
 UPLOAD_BYTES_PER_SECOND: Final = 32 * 1024
@@ -50,13 +50,22 @@ class Services(msgspec.Struct, frozen=True):
 Handler = Callable[[Services, Caller, Body, trio.CancelScope], Awaitable[Document]]
 
 
+def _ok(_answer: Document) -> int:
+    return 200
+
+
+def _created_once(answer: AttestationResponse) -> int:
+    return 200 if answer.replay else 201
+
+
 class Route(msgspec.Struct, frozen=True):
-    """One operation, and the codes of its 409 and 503."""
+    """One operation, the codes of its 409 and 503, and the status of its answer."""
 
     handler: Handler
     fenced: str
     unavailable: str
     is_upload: bool = False
+    status_of: Callable[[Any], int] = _ok
 
 
 def failure_of(error: Exception, route: Route) -> Failure:
@@ -172,6 +181,12 @@ ROUTES: Final[Mapping[str, Route]] = {
         _simple(LeaseControlRequest, lease_control.control),
         "worker_lease_control_fenced",
         "worker_lease_control_unavailable",
+    ),
+    "attestations": Route(
+        _simple(AttestationRequest, attestations.attest),
+        "worker_attestation_fenced",
+        "worker_ingress_unavailable",  # the contract has no 503 code of its own for it (wire-protocol §1.8)
+        status_of=_created_once,
     ),
     "artifacts": _log(_artifacts, is_upload=True),
     "completion": Route(_completion, "worker_completion_fenced", "worker_completion_unavailable"),

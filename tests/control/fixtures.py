@@ -21,13 +21,14 @@ from qlworker.control.live_output import LiveOutput
 from qlworker.control.schema import metadata, projects, run_events, task_execution_revisions
 from qlworker.control.schema import runs as runs_table
 from qlworker.control.secret_store import SecretStore
-from qlworker.control.services import activation, artifacts, completion, dispatch, lease_control, session
+from qlworker.control.services import activation, artifacts, attestations, completion, dispatch, lease_control, session
 from qlworker.control.services.dispatch import BUDGET, ScanBudget
 from qlworker.control.services.session import Caller
-from qlworker.domain.canonical import log_artifact_id, sha256_hex
+from qlworker.domain.canonical import lease_token_digest, log_artifact_id, sha256_hex
 from qlworker.domain.capabilities import Capabilities
 from qlworker.domain.revision import ExecutionRevision
 from qlworker.wire.activation import ActivationRequest, ActivationResponse, RunningRequest
+from qlworker.wire.attestation import AttestationRequest, AttestationResponse
 from qlworker.wire.completion import Artifact, CompletionRequest, CompletionResponse, CompletionResult, UploadHeader
 from qlworker.wire.lease_control import LeaseControlRequest, LeaseControlResponse
 from qlworker.wire.offers import Idle, Offered, OfferRequest
@@ -50,6 +51,11 @@ CAPABILITIES = Capabilities(architecture="amd64", executors=["remote-worker"], p
 def token(number: int = 1) -> str:
     """A lease token."""
     return f"lease_capability_{number:026d}"
+
+
+def attestation_id(number: int) -> str:
+    """An attestation's id."""
+    return f"018f5c64-9b9d-7f1a-8c2d-{number:012d}"
 
 
 TOKEN = token()
@@ -100,6 +106,24 @@ class Held(msgspec.Struct, frozen=True):
 
     def lease_control(self, **changes: Any) -> LeaseControlRequest:
         request = LeaseControlRequest(schema=LeaseControlRequest.SCHEMA, **self.fence())
+        return msgspec.structs.replace(request, **changes)
+
+    def attestation(self, sequence: int = 1, **changes: Any) -> AttestationRequest:
+        request = AttestationRequest(
+            attestation_id=attestation_id(sequence),
+            run_id=self.run_id,
+            attempt_id=self.attempt_id,
+            sequence=sequence,
+            state="running",
+            worker_generation=self.generation,
+            lease_token_digest=lease_token_digest(self.token),
+            lease_generation=self.lease_generation,
+            lease_version=self.lease_version,
+            offer_id=self.offer_id,
+            callback_sequence=1,
+            executor_handle=HANDLE,
+            journal_revision=10 * sequence,
+        )
         return msgspec.structs.replace(request, **changes)
 
     def upload(self, content: bytes = LOG, **changes: Any) -> UploadHeader:
@@ -272,6 +296,10 @@ class Plane:
     def control(self, held: Held, **changes: Any) -> LeaseControlResponse:
         with self.database.transaction() as tx:
             return lease_control.control(tx, held.caller, held.lease_control(**changes), self.settings)
+
+    def attest(self, held: Held, sequence: int = 1, **changes: Any) -> AttestationResponse:
+        with self.database.transaction() as tx:
+            return attestations.attest(tx, held.caller, held.attestation(sequence, **changes), self.settings)
 
     def store(self, held: Held, content: bytes = LOG) -> None:
         """Uploads the log."""

@@ -35,11 +35,13 @@ from tests.control.fixtures import (
     PEPPER,
     SESSION,
     SESSION_MS,
+    START_MS,
     TOKEN,
     WORKER,
     Answer,
     Held,
     Plane,
+    attestation_id,
     call,
 )
 
@@ -206,13 +208,6 @@ async def test_a_draining_listener_admits_nobody(line: Line) -> None:
         (f"/api/v3/worker-ingress/workers/{WORKER}/sessions/{SESSION}/offers", "POST", b"a=1", 404, "worker_route_not_found"),
         (f"/api/v3/worker-ingress/workers/{WORKER}/sessions/not-a-uuid/offers", "POST", b"", 404, "worker_route_not_found"),
         (f"/api/v3/worker-ingress/workers/-bad/sessions/{SESSION}/offers", "POST", b"", 404, "worker_route_not_found"),
-        (
-            f"/api/v3/worker-ingress/workers/{WORKER}/sessions/{SESSION}/attestations",
-            "POST",
-            b"",
-            404,
-            "worker_route_not_found",
-        ),
         ("/" + "x" * 9000, "POST", b"", 400, "invalid_url"),
     ],
 )
@@ -232,6 +227,7 @@ def test_no_worker_route_reaches_expiry() -> None:  # V92
         "start-failure",
         "secrets",
         "lease-control",
+        "attestations",
         "artifacts",
         "completion",
         "output",
@@ -389,6 +385,7 @@ def request_for(operation: str, held: Held) -> dict[str, Any]:
         "start-failure": held.activation(),
         "secrets": secrets,
         "lease-control": held.lease_control(),
+        "attestations": held.attestation(callback_sequence=0),
         "completion": held.completion(),
         "output": shown,
     }
@@ -438,6 +435,7 @@ FENCED = {
     "start-failure": "worker_activation_fenced",
     "secrets": "worker_secret_delivery_fenced",
     "lease-control": "worker_lease_control_fenced",
+    "attestations": "worker_attestation_fenced",
     "completion": "worker_completion_fenced",
     "output": "worker_completion_fenced",
 }
@@ -458,12 +456,13 @@ UNAVAILABLE = {
     "offers": "worker_offer_unavailable",
     "starting": "worker_activation_unavailable",
     "lease-control": "worker_lease_control_unavailable",
+    "attestations": "worker_ingress_unavailable",
 }
 
 
 @pytest.mark.parametrize("operation", UNAVAILABLE)
 async def test_a_failing_write_is_503_with_the_operations_code(plane: Plane, line: Line, operation: str) -> None:
-    held = plane.drive("claimed")
+    held = plane.drive("starting" if operation == "attestations" else "claimed")
     if operation in ("register", "offers"):
         plane.register()
         plane.start_run(plane.publish(make_revision(task_id="task-2")))
@@ -477,6 +476,57 @@ async def test_a_failing_write_is_503_with_the_operations_code(plane: Plane, lin
         answer = await line.post(operation, body, session=session)
     assert (answer.status, answer.code) == (503, UNAVAILABLE[operation])
     assert plane.snapshot(without=("security_audit",)) == before
+
+
+async def test_an_attestation_is_201_then_200_then_409(plane: Plane, line: Line) -> None:  # V117
+    held = plane.drive("running")
+    created = await line.post("attestations", held.attestation())
+    replayed = await line.post("attestations", held.attestation())
+    reused = await line.post("attestations", held.attestation(journal_revision=11))
+    members = {"attestationId": attestation_id(1), "sequence": 1, "state": "running", "receivedAtMs": START_MS}
+    assert (created.status, created.json) == (201, {**members, "replay": False})
+    assert (replayed.status, replayed.json) == (200, {**members, "replay": True})
+    assert (reused.status, reused.json) == (409, {"code": "worker_attestation_fenced"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attestationId": "018f5c64-9b9d-4f1a-8c2d-000000000001"},
+        {"attestationId": "018F5C64-9B9D-7F1A-8C2D-000000000001"},
+        {"runId": "r" * 37},
+        {"attemptId": ""},
+        {"sequence": 0},
+        {"sequence": 1.5},
+        {"state": "lost"},
+        {"workerGeneration": 0},
+        {"leaseTokenDigest": "A" * 64},
+        {"leaseGeneration": 0},
+        {"leaseVersion": -1},
+        {"offerId": "../x"},
+        {"callbackSequence": -1},
+        {"executorHandle": ""},
+        {"executorHandle": "h" * 513},
+        {"executorHandle": "a\nb"},
+        {"journalRevision": 0},
+        {"journalRevision": 2**53},
+        {"schema": "qinglong/worker-execution-attestation@v1"},
+        {"leaseToken": TOKEN},
+    ],
+    ids=str,
+)
+async def test_an_attestation_out_of_bounds_is_400(plane: Plane, line: Line, change: dict[str, Any]) -> None:  # V115
+    held = plane.drive("running")
+    before = plane.snapshot(without=("security_audit",))
+    answer = await line.post("attestations", json.dumps(request_for("attestations", held) | change).encode())
+    assert (answer.status, answer.code) == (400, "invalid_worker_request")
+    assert plane.snapshot(without=("security_audit",)) == before
+
+
+async def test_an_attestation_beyond_the_body_limit_is_413(plane: Plane, line: Line) -> None:
+    held = plane.drive("running")
+    answer = await line.post("attestations", held.attestation().to_json() + b" " * 65_536)
+    assert (answer.status, answer.code) == (413, "request_too_large")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ...domain.canonical import digests_equal, lease_token_digest
 from ...domain.errors import Corrupt, Fenced
 from ...domain.revision import ExecutionRevision
 from ...wire.activation import ActivationRequest
+from ...wire.attestation import AttestationRequest
 from ...wire.fence import LeaseFence
 from ..aggregate import REMOTE_WORKER, RUNTIME, Attempt, Run, load_attempt, load_run, project_lease
 from ..database import Transaction
@@ -65,7 +66,7 @@ def load_lease(tx: Transaction, attempt_id: str) -> DispatchLease | None:
     return None if row is None else DispatchLease(**row._mapping)
 
 
-def identify(tx: Transaction, caller: Caller, fence: ActivationRequest | LeaseFence) -> Claim:
+def identify(tx: Transaction, caller: Caller, fence: ActivationRequest | LeaseFence | AttestationRequest) -> Claim:
     """The claim `fence` belongs to: every identity equal, the token's digest included. Says nothing about being alive.
 
     Raises Fenced.
@@ -90,9 +91,15 @@ def identify(tx: Transaction, caller: Caller, fence: ActivationRequest | LeaseFe
         raise Fenced("the claim belongs to another lease")
     if isinstance(fence, LeaseFence) and run.project_id != fence.project_id:
         raise Fenced("the run belongs to another project")
-    if not digests_equal(lease.lease_token_digest, lease_token_digest(fence.lease_token)):
+    if not digests_equal(lease.lease_token_digest, _sent_digest(fence)):
         raise Fenced("the lease token is another one")
     return Claim(run, attempt, lease)
+
+
+def _sent_digest(fence: ActivationRequest | LeaseFence | AttestationRequest) -> str:
+    if isinstance(fence, AttestationRequest):
+        return fence.lease_token_digest
+    return lease_token_digest(fence.lease_token)
 
 
 def require_lease(tx: Transaction, claim: Claim, expected_version: int) -> None:
