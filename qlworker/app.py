@@ -29,7 +29,7 @@ from .adapters.receipts import ReceiptFiles
 from .adapters.transport import HttpsLink
 from .config import Settings
 from .domain.capabilities import Dialect, describe, has_dialect
-from .domain.errors import Corrupt, Misconfigured, OwnershipLost, QlworkerError
+from .domain.errors import Corrupt, Misconfigured, OwnershipLost
 from .domain.identity import Place
 from .flow.acknowledge import Acknowledger
 from .flow.cadence import Cadence, CadenceTerms
@@ -59,6 +59,7 @@ DONE: Final = 0
 class Parts(msgspec.Struct, frozen=True):
     """The worker put together."""
 
+    settings: Settings
     log: Log
     clock: SystemClock
     ownership: JournalOwnership
@@ -74,30 +75,19 @@ class Parts(msgspec.Struct, frozen=True):
 def run(settings: Settings) -> int:
     """Runs the worker until a signal or a drain ends it; returns the exit code (design.md §5).
 
-    Raises OwnershipHeld, OwnershipLost or Corrupt when it must not run, Misconfigured when it cannot.
+    Raises OwnershipHeld, OwnershipLost or Corrupt when it must not run, Misconfigured or OSError when it cannot; an error of
+    one of its tasks comes in an exception group.
     """
     _keep_secrets_in_memory()
     log = logs.configure(settings.log.level, settings.log.format)
     logs.forward_library_logs(log)
-    try:
-        return trio.run(main, settings, log)
-    except BaseExceptionGroup as group:
-        # Several tasks may end for one reason; the operator is told that reason.
-        raise (_first_reason(group) or group) from None
+    return trio.run(main, settings, log)
 
 
 def _keep_secrets_in_memory() -> None:
     """No core dump with tokens in it, no file that others can read. Commands may raise their own limit again."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.umask(0o077)
-
-
-def _first_reason(group: BaseExceptionGroup[BaseException]) -> QlworkerError | None:
-    reasons = group.subgroup(QlworkerError)
-    first: BaseException | None = reasons
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first if isinstance(first, QlworkerError) else None
 
 
 async def main(settings: Settings, log: Log) -> int:
@@ -201,10 +191,11 @@ def assemble(settings: Settings, log: Log) -> Parts:
         log=log,
         terms=CadenceTerms(cadence_ms=settings.session.cadence_ms, drain_timeout_ms=settings.session.drain_timeout_s * 1000),
     )
-    return Parts(log, clock, ownership, journal, outputs, link, sessions, executions, output, cadence)
+    return Parts(settings, log, clock, ownership, journal, outputs, link, sessions, executions, output, cadence)
 
 
 async def _run_owned(parts: Parts, signals: AsyncIterator[int]) -> int:
+    _check_abilities(durable.probe(parts.settings.state.journal), parts)
     await parts.journal.open()
     await parts.outputs.open()
     found = await read_journal(parts.journal)
@@ -225,6 +216,17 @@ async def _run_owned(parts: Parts, signals: AsyncIterator[int]) -> int:
         nursery.start_soon(_run_cadence, parts, nursery.cancel_scope, name="cadence")
         nursery.start_soon(_obey_signals, parts, signals, nursery.cancel_scope, name="signals")
     return DONE
+
+
+def _check_abilities(abilities: durable.Abilities, parts: Parts) -> None:
+    """Raises Misconfigured where a journal cannot be kept; says where a power cut may cost the last change (R50, R52)."""
+    if not abilities.is_supported:
+        raise Misconfigured(
+            f"state.directory = {parts.settings.state.directory}: its file system ({abilities.file_system or 'unknown'}) "
+            "is shared or lacks hard links, atomic renames or locks: name a directory on a local file system"
+        )
+    if not abilities.syncs_directories:
+        parts.log.warning("power_cut_may_lose_a_change", file_system=abilities.file_system)
 
 
 async def _run_cadence(parts: Parts, scope: trio.CancelScope) -> None:

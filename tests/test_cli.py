@@ -1,5 +1,6 @@
 """The command line: exit codes, one clear line for every error, and a drain that signals the owner and nobody else."""
 
+import errno
 import json
 import os
 import re
@@ -262,3 +263,15 @@ def test_a_damaged_record_names_no_process(tmp_path: Path) -> None:
 
     with pytest.raises(QlworkerError, match="no record of an owner"):
         signal_owner(journal, signal.SIGUSR1)
+
+
+def test_a_file_that_cannot_be_used_is_one_line_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def execute(_: object) -> int:
+        raise ExceptionGroup("nursery", [OSError(errno.EROFS, "Read-only file system", "/state/journal")])
+
+    monkeypatch.setattr(cli.version, "execute", execute)
+
+    assert cli.main(["version"]) == cli.Exit.FAILED
+    assert capsys.readouterr().err == "qlworker: cannot use /state/journal: read-only file system\n"

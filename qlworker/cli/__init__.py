@@ -33,12 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.execute(options))
-    except QlworkerError as error:
+    except (QlworkerError, OSError) as error:
         return _report([error])
     except BaseExceptionGroup as group:
         # nurseries wrap what their tasks raise; an error that nobody foresaw keeps its traceback
         errors = _leaves(group)
-        if not all(isinstance(error, QlworkerError) for error in errors):
+        if not all(isinstance(error, QlworkerError | OSError) for error in errors):
             raise
         return _report(errors)
     except KeyboardInterrupt:
@@ -55,11 +55,17 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def _report(errors: list[BaseException]) -> int:
-    for text in dict.fromkeys(" ".join(str(error).split()) for error in errors):
+    for text in dict.fromkeys(" ".join(_text(error).split()) for error in errors):
         print(f"qlworker: {text}", file=sys.stderr)
     codes = {exit_code(error) for error in errors}
     # a danger outweighs everything, and a cause (configuration, reachability) its consequences
     return next(code for code in (Exit.UNSAFE, Exit.USAGE, Exit.UNREACHABLE, Exit.FAILED) if code in codes)
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return f"cannot use {error.filename or 'a file'}: {(error.strerror or type(error).__name__).lower()}"
+    return str(error)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -105,6 +105,11 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
+def new_capability() -> bytearray:
+    """32 random bytes that prove a receipt genuine, in a buffer that its owner wipes (R133, R396, R397)."""
+    return bytearray(secrets.token_bytes(32))
+
+
 def new_session_id(wall_ms: int) -> str:
     """A UUID version 7 whose time part is `wall_ms`. Uniqueness rests on its 74 random bits, not on the clock."""
     random = secrets.randbits(74)

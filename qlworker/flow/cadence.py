@@ -64,6 +64,7 @@ class Cadence:
         self._sweep_after: str | None = None
         self._overdue_at: int | None = None
         self._is_disk_failing = False
+        self._is_full = False
         self._wake = trio.Event()
 
     def drain(self) -> None:
@@ -108,7 +109,7 @@ class Cadence:
             self._log.error("state_unwritable", error=type(error).__name__, number=error.errno)
 
     def _has_room(self) -> bool:
-        return len(self._executions.active) < self._sessions.max_concurrent_runs
+        return not self._is_full and len(self._executions.active) < self._sessions.max_concurrent_runs
 
     async def _pull(self) -> None:
         live = self._sessions.live
@@ -124,6 +125,8 @@ class Cadence:
             await self._delivery.refused(error)
             return
         except CapacityExceeded as error:
+            # Another pull would only hold another run's lease: nothing is asked for until a record has left.
+            self._is_full = True
             self._log.error("journal_full", reason=str(error))
             await self._delivery.refused(error)
             return
@@ -154,6 +157,7 @@ class Cadence:
         swept = await self._retention.sweep(self._sweep_after)
         self._sweep_after = swept.next_after
         if swept.removed:
+            self._is_full = False
             self._log.info("records_removed", count=swept.removed)
         if swept.next_after is None:
             self._sweep_at = now_ms + SWEEP_MS

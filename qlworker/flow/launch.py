@@ -4,7 +4,6 @@ Steps 6 to 9 of ADR-0021 §1 and steps 3 to 6 of ADR-0111 §2; design.md §2 "Th
 start failure. Whatever is uncertain behind it closes the gate, reports nothing, and leaves the record for the evidence.
 """
 
-import secrets as randomness
 from typing import Final
 
 import msgspec
@@ -17,6 +16,7 @@ from ..domain.identity import DurableHandle
 from ..domain.offer import Offer
 from ..domain.record import Event, InboxRecord, advance
 from ..domain.revision import ArgvCommand
+from ..domain.text import INT31, new_capability
 from ..ports import Held, Inbox, LaunchPlan, Log, OutputStore, Processes, Receipts, Rejected
 from .materialise import Materialiser
 from .server_clock import ServerClock
@@ -68,6 +68,8 @@ class Launcher:
 
     async def prepare(self, offer: Offer, callback_sequence: int) -> Prepared:
         """Everything the launch needs. Raises Refused when it can never start, Transient when it may later."""
+        if callback_sequence > INT31:
+            raise Refused("cannot start: no callback sequence is left for this attempt")
         made = await self._materialiser.materialise(offer)
         try:
             environment = match_revision(offer.execution_revision, made.bindings, made.bundle)
@@ -96,7 +98,7 @@ class Launcher:
         lease alive. The capability is made here and wiped here, whatever happens (R397); between the barrier and the gate
         nothing is cancelled.
         """
-        token = bytearray(randomness.token_bytes(32))
+        token = new_capability()
         try:
             output = await self._outputs.prepare(prepared.log_artifact_id)
             receipt = self._receipts.path(record.offer.attempt_id)

@@ -43,7 +43,7 @@ def test_what_is_settled_or_needs_an_operator_rests(state: State) -> None:
     assert rests == (state in SETTLED or state is State.RECOVERY_REQUIRED)
 
 
-@pytest.mark.req("R201", "R202", "R203", "R204", "R206", "R218")
+@pytest.mark.req("R165", "R201", "R202", "R203", "R204", "R206", "R218")
 @pytest.mark.parametrize(
     "state, receipt, presence", list(itertools.product(BEHIND, [ReceiptEvidence.MISSING, ReceiptEvidence.UNTRUSTED], PRESENCES))
 )

@@ -726,3 +726,40 @@ def test_the_launch_has_no_port_that_could_acknowledge(world: World) -> None:
         "log",
         "terms",
     }
+
+
+@pytest.mark.req("R131")
+async def test_what_was_prepared_for_a_start_that_failed_leaves_nothing_behind(world: World) -> None:
+    world.control.enqueue(make_revision())
+    world.processes.script.append(lambda *_: Rejected("resources"))
+    async with world.worker(retention_ms=120_000) as worker:
+        await worker.until_state("start_failure_acknowledged")
+        output = world.processes.commands[0].plan.output
+        assert output.exists()
+        await worker.until(lambda: world.records() == [])
+
+        assert not output.exists()
+        assert world.receipt_files() == []
+
+
+@pytest.mark.req("R134")
+@pytest.mark.parametrize("stored", [-1, 2**31])
+async def test_a_callback_sequence_out_of_range_is_no_answer_to_launch_on(world: World, stored: int) -> None:
+    world.control.enqueue(make_revision())
+    world.control.change("starting", lambda answer: answer["snapshot"].update(callbackSequence=stored), times=100)
+    async with world.worker() as worker:
+        await worker.until(lambda: len(world.control.called("starting")) >= 3)
+
+    assert world.processes.commands == []
+    assert world.steps("journal launching") == []
+
+
+@pytest.mark.req("R134")
+async def test_a_callback_that_no_receipt_could_carry_is_a_start_failure_before_the_barrier(world: World) -> None:
+    world.control.enqueue(make_revision())
+    world.control.change("starting", lambda answer: answer["snapshot"].update(callbackSequence=2**31 - 1), times=100)
+    async with world.worker() as worker:
+        await worker.until_state("start_failure_acknowledged")
+
+    assert world.processes.commands == []
+    assert world.steps("journal launching") == []

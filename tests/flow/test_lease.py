@@ -430,6 +430,7 @@ async def test_gap_2_a_record_that_needs_recovery_does_not_stop_the_worker(world
         await worker.until(lambda: world.processes.opened == 2)
 
 
+@pytest.mark.req("R166")
 @pytest.mark.parametrize("presence", [Presence.EXITED, Presence.OTHER_BOOT, Presence.MISMATCH, Presence.PROBE_FAILED])
 async def test_gap_5_without_a_receipt_the_lease_is_not_renewed_for_ever(world: World, presence: Presence) -> None:
     world.control.enqueue(make_revision())
@@ -442,6 +443,7 @@ async def test_gap_5_without_a_receipt_the_lease_is_not_renewed_for_ever(world: 
         renewals = len(world.control.called("lease-control"))
         await worker.pass_time(600_000)
 
+    # So the lease runs out, and the control plane is free to call the attempt lost and to make another.
     assert len(world.control.called("lease-control")) == renewals
     assert lost(world) == [RecoveryReason.LAUNCH_OUTCOME_UNKNOWN]
     assert world.control.called("completion") == []

@@ -141,6 +141,22 @@ async def test_a_full_journal_refuses_the_offer_and_keeps_what_it_has(world: Wor
         assert world.processes.opened == 1
 
 
+async def test_a_full_journal_asks_for_nothing_until_a_record_has_left(world: World) -> None:
+    world.control.enqueue(make_revision())
+    async with world.worker(journal_capacity=1, retention_ms=120_000) as worker:
+        await worker.until_state("running_acknowledged")
+        world.control.enqueue(make_revision(), "run-2", "attempt-2")
+        await worker.until(lambda: world.log.said("journal_full"))
+        asked = len(world.control.called("offers"))
+        await worker.pass_time(60_000)
+        assert len(world.control.called("offers")) == asked
+
+        world.processes.command.end(0)
+        await worker.until(lambda: world.log.said("records_removed"))
+        world.control.enqueue(make_revision(), "run-3", "attempt-3")
+        await worker.until(lambda: world.processes.opened == 2)
+
+
 @pytest.mark.parametrize("when", ["", ": done"], ids=["nothing-written", "written-all-the-same"])
 async def test_a_disk_that_takes_no_writes_does_not_end_the_worker(world: World, when: str) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")

@@ -52,3 +52,12 @@ def test_a_command_runs_at_most_once_and_its_end_is_proven_or_honestly_unknown(
     (record,) = box.records()
     assert record["state"] in ("completion_acknowledged", "start_failure_acknowledged", "recovery_required")
     assert (record["state"] == "recovery_required") is ((when, step) in UNPROVABLE)
+
+
+@pytest.mark.req("R23")
+def test_a_record_says_running_only_after_the_control_plane_does(box: Box) -> None:
+    run_id = box.run("true")
+
+    assert box.start("-m", "tests.system.dying_worker", "before:ask running").wait() == -9
+    (before,) = box.records()
+    assert (before["state"], box.show(run_id).run.status) == ("started", "dispatching")
