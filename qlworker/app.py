@@ -1,7 +1,8 @@
 """The composition root: the only place that knows concrete classes, opens the nursery and owns the shutdown.
 
-Start: own the journal, read every record, take up what is unsettled, then talk and pull. Stop (SIGTERM): stop at once, leave
-running commands alone, release the journal; the next worker adopts them. Drain (SIGUSR1): take nothing new, finish, sign off.
+Start: own the journal, audit it, write what receipts decide, audit again, take up what is unsettled, then talk and pull.
+Stop (SIGTERM): stop at once, leave running commands alone, release the journal; the next worker adopts them.
+Drain (SIGUSR1): take nothing new, finish, sign off.
 """
 
 import os
@@ -28,9 +29,12 @@ from .adapters.processes import LinuxProcesses
 from .adapters.receipts import ReceiptFiles
 from .adapters.transport import HttpsLink
 from .config import Settings
+from .domain.audit import Audit, AuditBudget, Standing
 from .domain.capabilities import Dialect, describe, has_dialect
 from .domain.errors import Corrupt, Misconfigured, OwnershipLost
 from .domain.identity import Place
+from .domain.receipt import authenticate
+from .domain.sweep import SweepTerms
 from .flow.acknowledge import Acknowledger
 from .flow.cadence import Cadence, CadenceTerms
 from .flow.completion import Completion
@@ -43,8 +47,12 @@ from .flow.lease_loss import LeaseLossCoordinator
 from .flow.materialise import RemoteMaterialiser
 from .flow.output import OutputKeeper
 from .flow.receiver import Receiver
+from .flow.recovery.audit import StartupAuditor
+from .flow.recovery.evidence import EvidenceReconciler
+from .flow.recovery.lifecycle import JournalLifecycle
 from .flow.recovery.retention import Retention
-from .flow.recovery.startup import read_journal
+from .flow.recovery.supervisor import ACTIONS_DEFAULT, StartupRecovery
+from .flow.recovery.sweeper import Sweeper
 from .flow.server_clock import ServerClock
 from .flow.session import CapabilitiesText, SessionKeeper, SessionTerms
 from .flow.watch import Watcher
@@ -63,8 +71,7 @@ class Parts(msgspec.Struct, frozen=True):
     log: Log
     clock: SystemClock
     ownership: JournalOwnership
-    journal: FileJournal
-    outputs: OutputFiles
+    lifecycle: JournalLifecycle
     link: HttpsLink
     sessions: SessionKeeper
     executions: Executions
@@ -96,14 +103,12 @@ async def main(settings: Settings, log: Log) -> int:
         log.info("worker_starting", version=__version__, worker=settings.worker.id, file=str(settings.file))
         durable.private_directory(settings.state.directory)
         parts = assemble(settings, log)
-        await parts.ownership.acquire()
         try:
-            return await _run_owned(parts, signals)
+            async with parts.lifecycle.hold() as audit:
+                return await _run_owned(parts, audit, signals)
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_LIMIT_S):
                 await parts.link.aclose()
-            with trio.CancelScope(shield=True):
-                await parts.ownership.release()
             log.info("worker_stopped")
 
 
@@ -135,6 +140,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
     sessions = SessionKeeper(control_plane, journal, clock, server_clock, log, _session_terms(settings))
     lease_control = LeaseControl(control_plane, journal, clock, server_clock, log)
     acknowledger = Acknowledger(control_plane, journal, lease_control, server_clock, log)
+    evidence = EvidenceReconciler(receipts, processes, clock, authenticate)
     completion = Completion(control_plane, journal, receipts, outputs, lease_control, server_clock, log)
     grace_ms = settings.execution.stop_grace_ms
     executions = Executions(
@@ -156,6 +162,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
             sessions=sessions,
             inbox=journal,
             processes=processes,
+            evidence=evidence,
             acknowledger=acknowledger,
             completion=completion,
             lease_control=lease_control,
@@ -186,47 +193,70 @@ def assemble(settings: Settings, log: Log) -> Parts:
         receiver=Receiver(journal, clock, server_clock),
         executions=executions,
         output=output,
-        retention=Retention(journal, receipts, outputs, server_clock, log, age_ms=settings.execution.retention_s * 1000),
+        sweeper=Sweeper(
+            Retention(journal, receipts, outputs, server_clock, log, SweepTerms(age_ms=settings.execution.retention_s * 1000)),
+            journal,
+            server_clock,
+            log,
+        ),
         clock=clock,
         log=log,
         terms=CadenceTerms(cadence_ms=settings.session.cadence_ms, drain_timeout_ms=settings.session.drain_timeout_s * 1000),
     )
-    return Parts(settings, log, clock, ownership, journal, outputs, link, sessions, executions, output, cadence)
+    capacity = settings.state.journal_capacity
+
+    async def prepare() -> None:
+        _check_abilities(durable.probe(settings.state.journal), settings, log)
+        await journal.open()
+        await outputs.open()
+
+    lifecycle = JournalLifecycle(
+        ownership,
+        StartupAuditor(journal, AuditBudget.for_capacity(capacity)),
+        StartupRecovery(
+            journal,
+            receipts,
+            evidence,
+            log,
+            # A full journal must never be what keeps a worker from starting.
+            max_actions=max(ACTIONS_DEFAULT, capacity),
+        ),
+        prepare=prepare,
+    )
+    return Parts(settings, log, clock, ownership, lifecycle, link, sessions, executions, output, cadence)
 
 
-async def _run_owned(parts: Parts, signals: AsyncIterator[int]) -> int:
-    _check_abilities(durable.probe(parts.settings.state.journal), parts)
-    await parts.journal.open()
-    await parts.outputs.open()
-    found = await read_journal(parts.journal)
-    await parts.sessions.load(has_work=bool(found.unsettled))
+async def _run_owned(parts: Parts, audit: Audit, signals: AsyncIterator[int]) -> int:
+    unfinished = audit.unfinished
+    await parts.sessions.load(has_work=bool(unfinished))
+    settled = len(audit.of(Standing.SETTLED_COMPLETION, Standing.SETTLED_START_FAILURE))
     parts.log.info(
         "journal_read",
-        unsettled=len(found.unsettled),
-        settled=found.settled,
-        recovery_required=found.recovery_required,
+        unsettled=len(unfinished),
+        settled=settled,
+        recovery_required=len(audit.findings) - len(unfinished) - settled,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(parts.ownership.refresh_forever, name="journal owner refresh")
         nursery.start_soon(partial(_stop_when_compromised, parts), name="journal owner watch")
         nursery.start_soon(parts.output.run, name="output")
         await nursery.start(parts.executions.run, name="executions")
-        for record in found.unsettled:
-            parts.executions.carry(record)
+        for finding in unfinished:
+            parts.executions.resume(finding)
         nursery.start_soon(_run_cadence, parts, nursery.cancel_scope, name="cadence")
         nursery.start_soon(_obey_signals, parts, signals, nursery.cancel_scope, name="signals")
     return DONE
 
 
-def _check_abilities(abilities: durable.Abilities, parts: Parts) -> None:
+def _check_abilities(abilities: durable.Abilities, settings: Settings, log: Log) -> None:
     """Raises Misconfigured where a journal cannot be kept; says where a power cut may cost the last change (R50, R52)."""
     if not abilities.is_supported:
         raise Misconfigured(
-            f"state.directory = {parts.settings.state.directory}: its file system ({abilities.file_system or 'unknown'}) "
+            f"state.directory = {settings.state.directory}: its file system ({abilities.file_system or 'unknown'}) "
             "is shared or lacks hard links, atomic renames or locks: name a directory on a local file system"
         )
     if not abilities.syncs_directories:
-        parts.log.warning("power_cut_may_lose_a_change", file_system=abilities.file_system)
+        log.warning("power_cut_may_lose_a_change", file_system=abilities.file_system)
 
 
 async def _run_cadence(parts: Parts, scope: trio.CancelScope) -> None:

@@ -15,6 +15,7 @@ from .domain.identity import DurableHandle, Presence
 from .domain.receipt import Receipt
 from .domain.record import InboxRecord
 from .domain.session import StoredSession
+from .domain.sweep import SweepPosition
 
 
 class Clock(Protocol):
@@ -88,6 +89,16 @@ class SessionStore(Protocol):
 
     async def remove_session(self) -> None:
         """Forgets it."""
+
+
+class SweepStore(Protocol):
+    """Where the sweep of old records stands."""
+
+    async def read_sweep(self) -> SweepPosition | None:
+        """The position, or None. Raises Corrupt for a damaged one."""
+
+    async def write_sweep(self, position: SweepPosition) -> None:
+        """Makes the position durable."""
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):

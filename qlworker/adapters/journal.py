@@ -1,8 +1,8 @@
 """The journal on disk: one JSON file per offer, the pending claim and the session, below one private root.
 
-Serves the ports Inbox, ClaimStore and SessionStore. Keeps nothing in memory: what the directory says is true, also after a
-write that failed half-way. Has no timer, no watcher and no database. Every file is replaced whole, by one queue of mutations,
-and only while this process owns the root. Source: wire-protocol.md §10, R27 to R50, R60 to R74.
+Serves the ports Inbox, ClaimStore, SessionStore and SweepStore. Keeps nothing in memory: what the directory says is true, also
+after a write that failed half-way. Has no timer, no watcher and no database. Every file is replaced whole, by one queue of
+mutations, and only while this process owns the root. Source: wire-protocol.md §10, R27 to R50, R60 to R74.
 """
 
 import os
@@ -18,6 +18,7 @@ from ..domain.document import Document
 from ..domain.errors import CapacityExceeded, Conflict, Corrupt, Misconfigured, Refused
 from ..domain.record import RECORD_BYTES, InboxRecord, State, check_update
 from ..domain.session import StoredSession
+from ..domain.sweep import SweepPosition
 from ..domain.text import check_offer_id
 from ..ports import Page
 from . import durable
@@ -27,6 +28,7 @@ CAPACITY_MAX: Final = 1024
 PAGE_MAX: Final = 64
 CLAIM_BYTES: Final = 4 * 1024
 SESSION_BYTES: Final = 64 * 1024
+SWEEP_BYTES: Final = 4 * 1024
 
 _SUFFIX: Final = ".json"
 _CLAIM_IDENTITY: Final = (
@@ -68,6 +70,7 @@ class FileJournal:
         self._offers = root / "offers"
         self._claim = root / "pending-claim.json"
         self._session = root / "session.json"
+        self._sweep = root / "retention.json"
         self._ownership = ownership
         self._capacity = capacity
         self._limiter = file_limiter
@@ -139,6 +142,15 @@ class FileJournal:
     async def remove_session(self) -> None:
         """Forgets the session. Idempotent."""
         await self._mutate(lambda: durable.remove(self._session))
+
+    async def read_sweep(self) -> SweepPosition | None:
+        """Where the sweep of old records stands, or None."""
+        return await self._look(lambda: self._load(self._sweep, SweepPosition, SWEEP_BYTES))
+
+    async def write_sweep(self, position: SweepPosition) -> None:
+        """Makes that position durable in the place of the one before."""
+        data = position.to_json() + b"\n"
+        await self._mutate(lambda: durable.replace(self._sweep, data, temporaries=self._root))
 
     async def _look(self, action: Callable[[], _Result]) -> _Result:
         """Reads take no turn in the queue: a file is replaced whole, so any moment is a good one (R49)."""

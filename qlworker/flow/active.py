@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import trio
 
+from ..domain.evidence import Authority
 from ..domain.lease import StopReason, TrackedLease
 from ..domain.offer import Offer
 from ..wire.activation import Snapshot
@@ -29,6 +30,7 @@ class ActiveOffer:
         self.is_gate_opened = False
         self.is_running_told = False
         self.running_failures = 0
+        self.blocked_by: Authority | None = None
         self.lost = trio.Event()
         self.loss_settled = trio.Event()
         self.live: LiveOutput | None = None

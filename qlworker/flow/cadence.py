@@ -6,7 +6,6 @@ Order of a tick: session first, then at most one pull, then whatever only wants 
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 import msgspec
 import trio
@@ -19,10 +18,8 @@ from .executions import Executions
 from .output import OutputKeeper
 from .race import first_of
 from .receiver import Receiver
-from .recovery.retention import Retention
+from .recovery.sweeper import Sweeper
 from .session import SessionKeeper
-
-SWEEP_MS: Final = 60_000
 
 
 class CadenceTerms(msgspec.Struct, frozen=True):
@@ -44,7 +41,7 @@ class Cadence:
         receiver: Receiver,
         executions: Executions,
         output: OutputKeeper,
-        retention: Retention,
+        sweeper: Sweeper,
         clock: Clock,
         log: Log,
         terms: CadenceTerms,
@@ -55,13 +52,11 @@ class Cadence:
         self._receiver = receiver
         self._executions = executions
         self._output = output
-        self._retention = retention
+        self._sweeper = sweeper
         self._clock = clock
         self._log = log
         self._terms = terms
         self._fraction = fraction
-        self._sweep_at = 0
-        self._sweep_after: str | None = None
         self._overdue_at: int | None = None
         self._is_disk_failing = False
         self._is_full = False
@@ -98,7 +93,8 @@ class Cadence:
             await self._pull()
         elif len(self._executions.active) == 0:
             self._sessions.leave_draining()
-        await self._sweep()
+        if await self._sweeper.tick():
+            self._is_full = False
         return False
 
     def _note_disk(self, error: OSError) -> None:
@@ -149,15 +145,3 @@ class Cadence:
         if not await self._sessions.told_draining():
             return False
         return len(self._executions.active) == 0 and await self._sessions.told_offline()
-
-    async def _sweep(self) -> None:
-        now_ms = self._clock.boot_ms()
-        if now_ms < self._sweep_at:
-            return
-        swept = await self._retention.sweep(self._sweep_after)
-        self._sweep_after = swept.next_after
-        if swept.removed:
-            self._is_full = False
-            self._log.info("records_removed", count=swept.removed)
-        if swept.next_after is None:
-            self._sweep_at = now_ms + SWEEP_MS

@@ -7,9 +7,8 @@ the same bytes, the completion has an exact replay, the receipt goes only after 
 from typing import Final
 
 from ..domain.errors import Conflict, Fenced
-from ..domain.receipt import Receipt, authenticate
+from ..domain.evidence import ObservedEnd
 from ..domain.record import Event, InboxRecord, RecoveryReason, State, advance
-from ..domain.verdict import ReceiptEvidence
 from ..ports import Inbox, Log, OutputStore, Receipts
 from ..wire.completion import Artifact, CompletionRequest, CompletionResult
 from .active import ActiveOffer
@@ -42,26 +41,18 @@ class Completion:
         self._server_clock = server_clock
         self._log = log
 
-    async def evidence(self, record: InboxRecord) -> tuple[ReceiptEvidence, Receipt | None]:
-        """What the receipt of `record` says, authenticated. Raises Corrupt or OSError when it cannot be read: then nothing
-        else may be asked either (R193 to R195)."""
-        receipt = await self._receipts.read(record.offer.attempt_id)
-        if receipt is None:
-            return ReceiptEvidence.MISSING, None
-        now_ms = self._server_clock.now_ms() if self._server_clock.is_proven else None
-        if not authenticate(receipt, record, now_ms):
-            self._log.error("receipt_untrusted", offer=record.offer_id, attempt=record.offer.attempt_id)
-            return ReceiptEvidence.UNTRUSTED, None
-        return (ReceiptEvidence.NOT_STARTED if receipt.says_not_started else ReceiptEvidence.ENDED), receipt
+    async def complete(self, active: ActiveOffer, end: ObservedEnd) -> None:
+        """Reports the end. Raises Transient and the like, and Fenced: the same call may be made again later.
 
-    async def complete(self, active: ActiveOffer, receipt: Receipt) -> None:
-        """Reports the end. Raises Transient and the like, and Fenced: the same call may be made again later."""
+        The record is read here, not handed in (R220); between two who complete the same record the journal's revision decides,
+        and the one that comes second gets Conflict (R231).
+        """
         artifact = await self._upload(active)
         async with active.lock:
             record = await self._open_record(active)
             if record is None:
                 return
-            status = await self._submit(record, receipt, artifact)
+            status = await self._submit(record, end, artifact)
             # Read again: finding the version may have moved the record on.
             record = await self._open_record(active) or record
             now_ms = self._server_clock.now_ms()
@@ -71,9 +62,9 @@ class Completion:
             else:
                 ended = advance(record, Event.COMPLETION_ACKED, now_ms, completion_acknowledged_at_ms=now_ms)
             await self._inbox.replace(ended)
-        self._log.info("run_completed", offer=active.offer_id, run=receipt.run_id, exit_code=receipt.exit_code, status=status)
+        self._log.info("run_completed", offer=active.offer_id, run=record.offer.run_id, exit_code=end.exit_code, status=status)
         if status != "already_terminal":
-            await self._receipts.remove(receipt.attempt_id)
+            await self._receipts.remove(record.offer.attempt_id)
 
     async def _upload(self, active: ActiveOffer) -> Artifact:
         """Without the lock: a slow line must not keep the lease from being renewed (gap 14 of §13.2).
@@ -116,10 +107,10 @@ class Completion:
                 return False
             return True
 
-    async def _submit(self, record: InboxRecord, receipt: Receipt, artifact: Artifact) -> str:
+    async def _submit(self, record: InboxRecord, end: ObservedEnd, artifact: Artifact) -> str:
         for attempt in range(1, VERSION_TRIES + 1):
             try:
-                answer = await self._control_plane.complete(record.offer, _request(record, receipt, artifact))
+                answer = await self._control_plane.complete(record.offer, _request(record, end, artifact))
             except Fenced:
                 if attempt == VERSION_TRIES:
                     raise
@@ -134,17 +125,19 @@ class Completion:
         return record if is_open else None
 
 
-def _request(record: InboxRecord, receipt: Receipt, artifact: Artifact) -> CompletionRequest:
-    """The same bytes for the same record and receipt, whenever it is built (R223, R227)."""
+def _request(record: InboxRecord, end: ObservedEnd, artifact: Artifact) -> CompletionRequest:
+    """The same bytes for the same record and end, whenever it is built (R223, R227)."""
+    if not isinstance(record.executor_started_at_ms, int):
+        raise Conflict("internal error: a record with an observed end has no start time")
     return CompletionRequest.of(
         record.offer,
-        callback_sequence=receipt.callback_sequence,
+        callback_sequence=end.callback_sequence,
         callback_token_digest=record.completion_receipt_token_digest,
         result=CompletionResult(
-            outcome="succeeded" if receipt.exit_code == 0 else "failed",
-            started_at_ms=receipt.started_at_ms,
-            finished_at_ms=receipt.finished_at_ms,
-            exit_code=receipt.exit_code,
+            outcome=end.outcome,
+            started_at_ms=record.executor_started_at_ms,
+            finished_at_ms=end.finished_at_ms,
+            exit_code=end.exit_code,
         ),
         artifact=artifact,
     )

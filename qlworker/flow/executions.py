@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import trio
 
+from ..domain.audit import Finding
 from ..domain.backoff import full_jitter_ms
 from ..domain.errors import Conflict, Corrupt, Fenced, OwnershipLost, Refused
 from ..domain.lease import TrackedLease
@@ -87,15 +88,25 @@ class Executions:
 
     def carry(self, record: InboxRecord, lease: TrackedLease | None = None) -> bool:
         """Takes up the offer of `record`; False when it already is in flight (R144). `lease` is what its delivery brought."""
+        if lease is None:
+            return self.resume(Finding.of(record.offer_id, record.offer.attempt_id, record.state))
+        return self._begin(record.offer_id, lease)
+
+    def resume(self, finding: Finding) -> bool:
+        """Takes up what an earlier process left, as the startup audit found it; False as above."""
+        begun = self._begin(finding.offer_id, None)
+        if begun:
+            self._log.info("offer_resumed", offer=finding.offer_id, attempt=finding.attempt_id, state=finding.state)
+        return begun
+
+    def _begin(self, offer_id: str, lease: TrackedLease | None) -> bool:
         if self._nursery is None:
             raise Conflict("internal error: executions are not running")
-        active = self.active.begin(record.offer_id)
+        active = self.active.begin(offer_id)
         if active is None:
             return False
         active.lease = lease
-        if lease is None:
-            self._log.info("offer_resumed", offer=record.offer_id, attempt=record.offer.attempt_id, state=record.state)
-        self._nursery.start_soon(self._carry, active, name=f"offer {record.offer_id}")
+        self._nursery.start_soon(self._carry, active, name=f"offer {offer_id}")
         return True
 
     def hasten(self, active: ActiveOffer) -> None:

@@ -10,23 +10,22 @@ from typing import Final
 
 from ..domain.backoff import full_jitter_ms
 from ..domain.errors import Fenced
-from ..domain.identity import DurableHandle, Presence
+from ..domain.evidence import AuthorityFacts, ObservedEnd, Reconciled, decided
+from ..domain.identity import DurableHandle
 from ..domain.lease import StopReason
-from ..domain.receipt import Receipt
 from ..domain.record import Event, InboxRecord, RecoveryReason, State, advance
-from ..domain.verdict import ReceiptEvidence, Verdict, judge
+from ..domain.verdict import ReceiptEvidence, Verdict
 from ..ports import Clock, Inbox, Log, Processes, StopResult
 from .acknowledge import Acknowledger
 from .active import ActiveOffer, LiveOutput
 from .completion import Completion
 from .lease_control import UNANSWERED, LeaseControl
 from .race import first_of
+from .recovery.evidence import EvidenceReconciler, recorded_handle
 from .server_clock import ServerClock
 from .session import SessionKeeper
 
 ACKNOWLEDGE_AGAIN_MS: Final = 1000
-RECEIPT_GRACE_MS: Final = 5_000
-"""How long a receipt may still appear after the launcher was seen gone (R200)."""
 
 
 class Watcher:
@@ -38,6 +37,7 @@ class Watcher:
         sessions: SessionKeeper,
         inbox: Inbox,
         processes: Processes,
+        evidence: EvidenceReconciler,
         acknowledger: Acknowledger,
         completion: Completion,
         lease_control: LeaseControl,
@@ -49,6 +49,7 @@ class Watcher:
         self._sessions = sessions
         self._inbox = inbox
         self._processes = processes
+        self._evidence = evidence
         self._acknowledger = acknowledger
         self._completion = completion
         self._lease_control = lease_control
@@ -68,38 +69,34 @@ class Watcher:
             # once; after a failure the evidence has the word, and a completion needs no running before it (D4).
             active.is_running_told = True
             return await self._tell_running(active, record)
-        handle = _handle(record)
-        evidence, receipt = await self._completion.evidence(record)
-        presence: Presence | None = None
-        if evidence is ReceiptEvidence.MISSING:
-            presence = None if handle is None else await self._processes.inspect(handle)
-            if presence is not Presence.RUNNING:
-                evidence, receipt = await self._late_receipt(record)
-        verdict = judge(record.state, evidence, presence)
+        seen = await self._evidence.reconcile(record, self._facts(active))
+        if seen.receipt is ReceiptEvidence.UNTRUSTED:
+            self._log.error("receipt_untrusted", offer=record.offer_id, attempt=record.offer.attempt_id)
+        verdict, handle = seen.verdict, recorded_handle(record)
         if verdict is Verdict.RUNNING and handle is not None:
-            return await self._follow_running(active, record, handle)
-        if verdict is Verdict.ENDED and receipt is not None:
-            return await self._complete(active, record, receipt)
-        event = Event.NOT_STARTED if verdict is Verdict.NOT_STARTED else Event.RECOVERY_NEEDED
-        members = {} if event is Event.NOT_STARTED else {"recovery_reason": RecoveryReason.LAUNCH_OUTCOME_UNKNOWN}
+            return await self._follow_running(active, record, handle, seen)
+        if verdict is Verdict.ENDED and seen.end is not None:
+            return await self._complete(active, seen, seen.end)
         async with active.lock:
             current = await self._inbox.read(active.offer_id)
-            if current is not None and current.state is record.state:
-                await self._inbox.replace(advance(current, event, self._server_clock.now_ms(), **members))
+            if current is None or current.state is not record.state:
+                return True
+            successor = decided(current, seen, self._server_clock.now_ms())
+            if successor is not None:
+                await self._inbox.replace(successor)
                 self._log.warning("evidence_judged", offer=active.offer_id, state=record.state, verdict=verdict)
         return True
 
-    async def _late_receipt(self, record: InboxRecord) -> tuple[ReceiptEvidence, Receipt | None]:
-        """The launcher publishes before it goes, but a slow disk may show the file a little later."""
-        until_ms = self._clock.boot_ms() + RECEIPT_GRACE_MS
-        while True:
-            evidence, receipt = await self._completion.evidence(record)
-            now_ms = self._clock.boot_ms()
-            if evidence is not ReceiptEvidence.MISSING or now_ms >= until_ms:
-                return evidence, receipt
-            await self._clock.sleep_until(min(now_ms + 250, until_ms))
+    def _facts(self, active: ActiveOffer) -> AuthorityFacts:
+        lease = active.lease
+        return AuthorityFacts(
+            session=self._sessions.live,
+            access=self._sessions.access,
+            lease_expires_at=None if lease is None else lease.expires_at,
+            anchor=self._server_clock.anchor,
+        )
 
-    async def _follow_running(self, active: ActiveOffer, record: InboxRecord, handle: DurableHandle) -> bool:
+    async def _follow_running(self, active: ActiveOffer, record: InboxRecord, handle: DurableHandle, seen: Reconciled) -> bool:
         if isinstance(record.log_artifact_id, str) and active.live is None:
             active.live = LiveOutput(record.offer, record.log_artifact_id)
         if active.deadline_at is None:
@@ -107,7 +104,7 @@ class Watcher:
         patience_ms = None
         if record.state is State.STARTED and not active.stop_wanted.is_set():
             try:
-                if await self._tell_running(active, record):
+                if seen.may_acknowledge_running and await self._tell_running(active, record):
                     return True
             except (*UNANSWERED, Fenced) as error:
                 # Not the end of this round: a stop or the deadline must be carried out all the same.
@@ -128,7 +125,7 @@ class Watcher:
             active.snapshot = await self._acknowledger.running(record)
         if active.snapshot is None:
             active.end_elsewhere()
-            return await self._stop(active, record, _handle(record))
+            return await self._stop(active, record, recorded_handle(record))
         return True
 
     async def _await_end(self, active: ActiveOffer, handle: DurableHandle, patience_ms: int | None) -> None:
@@ -172,15 +169,18 @@ class Watcher:
             return True
         return False
 
-    async def _complete(self, active: ActiveOffer, record: InboxRecord, receipt: Receipt) -> bool:
+    async def _complete(self, active: ActiveOffer, seen: Reconciled, end: ObservedEnd) -> bool:
+        """Submits an observed end, if its authority is current (R221); otherwise the evidence waits where it is (R213)."""
         active.live = None
-        worker = record.offer.worker
-        if not self._sessions.may_process(worker.session_id, worker.generation):
+        if not seen.may_complete:
+            if active.blocked_by is not seen.authority:
+                self._log.info("completion_blocked", offer=active.offer_id, authority=seen.authority)
+            active.blocked_by = seen.authority
             return False
         if active.stop_reason is StopReason.TIMEOUT:
             # Without this the control plane, if it was out of reach at the deadline, would see a failure, not a timeout.
             await self._lease_control.renew(active)
-        await self._completion.complete(active, receipt)
+        await self._completion.complete(active, end)
         return True
 
     def _deadline(self, record: InboxRecord) -> int | None:
@@ -189,12 +189,3 @@ class Watcher:
         if not isinstance(timeout_ms, int) or not isinstance(record.executor_started_at_ms, int):
             return None
         return self._server_clock.boot_time(record.executor_started_at_ms + timeout_ms)
-
-
-def _handle(record: InboxRecord) -> DurableHandle | None:
-    if not isinstance(record.executor_handle, str):
-        return None
-    try:
-        return DurableHandle.parse(record.executor_handle)
-    except ValueError:
-        return None

@@ -22,12 +22,14 @@ from qlworker.adapters.journal import FileJournal
 from qlworker.adapters.output import OutputFiles
 from qlworker.adapters.ownership import JournalOwnership
 from qlworker.adapters.receipts import ReceiptFiles
+from qlworker.domain.audit import Audit, AuditBudget
 from qlworker.domain.canonical import b64u, sha256_hex
 from qlworker.domain.claim import PendingClaim
 from qlworker.domain.identity import DurableHandle, Place, Presence, ProcessId
-from qlworker.domain.receipt import Ending, Receipt
+from qlworker.domain.receipt import Ending, Receipt, authenticate
 from qlworker.domain.record import InboxRecord
 from qlworker.domain.session import StoredSession
+from qlworker.domain.sweep import SweepPosition, SweepTerms
 from qlworker.flow.acknowledge import Acknowledger
 from qlworker.flow.cadence import Cadence, CadenceTerms
 from qlworker.flow.completion import Completion
@@ -40,8 +42,12 @@ from qlworker.flow.lease_loss import LeaseLossCoordinator
 from qlworker.flow.materialise import Materialiser, RemoteMaterialiser
 from qlworker.flow.output import OutputKeeper
 from qlworker.flow.receiver import Receiver
+from qlworker.flow.recovery.audit import StartupAuditor
+from qlworker.flow.recovery.evidence import EvidenceReconciler
+from qlworker.flow.recovery.lifecycle import JournalLifecycle
 from qlworker.flow.recovery.retention import Retention
-from qlworker.flow.recovery.startup import read_journal
+from qlworker.flow.recovery.supervisor import StartupRecovery
+from qlworker.flow.recovery.sweeper import Sweeper
 from qlworker.flow.server_clock import ServerClock
 from qlworker.flow.session import CapabilitiesText, SessionKeeper, SessionTerms
 from qlworker.flow.watch import Watcher
@@ -325,16 +331,17 @@ class World:
         worker = Worker(self, self.lives, **terms)
         self.living.add(worker.pid)
         try:
-            await worker.begin()
-            async with trio.open_nursery() as nursery:
-                await worker.run_in(nursery)
-                yield worker
-                nursery.cancel_scope.cancel()
+            async with worker.lifecycle.hold() as audit:
+                worker.audit = audit
+                await worker.sessions.load(has_work=bool(audit.unfinished))
+                async with trio.open_nursery() as nursery:
+                    await worker.run_in(nursery)
+                    yield worker
+                    nursery.cancel_scope.cancel()
         finally:
             self.living.discard(worker.pid)
             await worker.bury()
         self.check()
-        await worker.ownership.release()
 
     def read(self, offer_id: str | None = None) -> InboxRecord:
         """The one record on disk, or the one of `offer_id`, read past the worker."""
@@ -403,6 +410,10 @@ class TracedJournal(FileJournal):
         async with self.world.around("session remove"):
             await super().remove_session()
 
+    async def write_sweep(self, position: SweepPosition) -> None:
+        async with self.world.around("sweep write"):
+            await super().write_sweep(position)
+
 
 class TracedReceipts(ReceiptFiles):
     """The real receipts; reading first lets the launchers do what they did meanwhile."""
@@ -433,6 +444,21 @@ class TracedOutput(OutputFiles):
     async def seal(self, log_artifact_id: str) -> Any:
         async with self.world.around("output seal"):
             return await super().seal(log_artifact_id)
+
+
+class MortalOwnership:
+    """The real ownership. A dead worker releases nothing."""
+
+    def __init__(self, world: World, real: JournalOwnership) -> None:
+        self._world = world
+        self._real = real
+
+    async def acquire(self) -> None:
+        await self._real.acquire()
+
+    async def release(self) -> None:
+        if not self._world.is_dead:
+            await self._real.release()
 
 
 class Worker:
@@ -467,6 +493,7 @@ class Worker:
             is_alive=lambda process: process.pid in world.living,
             window_ms=WINDOW_MS,
         )
+        self.audit = Audit(())
         self.server_clock = server_clock = ServerClock(clock)
         self.journal = journal = TracedJournal(
             world.root / "journal", ownership=self.ownership, capacity=journal_capacity, file_limiter=self.files
@@ -487,6 +514,7 @@ class Worker:
         self.sessions = sessions = SessionKeeper(control_plane, journal, clock, server_clock, log, terms)
         self.lease_control = lease_control = LeaseControl(control_plane, journal, clock, server_clock, log)
         self.acknowledger = acknowledger = Acknowledger(control_plane, journal, lease_control, server_clock, log)
+        self.evidence = EvidenceReconciler(receipts, world.processes, clock, authenticate)
         self.completion = completion = Completion(control_plane, journal, receipts, outputs, lease_control, server_clock, log)
         self.launcher = Launcher(
             journal,
@@ -502,6 +530,7 @@ class Worker:
             sessions=sessions,
             inbox=journal,
             processes=world.processes,
+            evidence=self.evidence,
             acknowledger=acknowledger,
             completion=completion,
             lease_control=lease_control,
@@ -509,6 +538,18 @@ class Worker:
             server_clock=server_clock,
             log=log,
             stop_grace_ms=1000,
+        )
+        self.recovery = StartupRecovery(
+            journal,
+            receipts,
+            self.evidence,
+            log,
+        )
+        self.lifecycle = JournalLifecycle(
+            MortalOwnership(world, self.ownership),
+            StartupAuditor(journal, AuditBudget.for_capacity(journal_capacity)),
+            self.recovery,
+            prepare=self.prepare,
         )
         self.lease_loss = LeaseLossCoordinator(journal, world.processes, server_clock, log, stop_grace_ms=1000)
         self.executions = executions = Executions(
@@ -537,34 +578,31 @@ class Worker:
         )
         self.delivery = OfferDelivery(control_plane, journal, clock, log, backoff_base_ms=1000, fraction=fraction)
         self.receiver = Receiver(journal, clock, server_clock)
-        self.retention = Retention(journal, receipts, outputs, server_clock, log, age_ms=retention_ms)
+        self.retention = Retention(journal, receipts, outputs, server_clock, log, SweepTerms(age_ms=retention_ms))
+        self.sweeper = Sweeper(self.retention, journal, server_clock, log)
         self.cadence = Cadence(
             sessions=sessions,
             delivery=self.delivery,
             receiver=self.receiver,
             executions=executions,
             output=self.output,
-            retention=self.retention,
+            sweeper=self.sweeper,
             clock=clock,
             log=log,
             terms=CadenceTerms(cadence_ms=CADENCE_MS, drain_timeout_ms=60_000),
             fraction=fraction,
         )
 
-    async def begin(self) -> None:
-        """Owns and reads the journal."""
-        await self.ownership.acquire()
+    async def prepare(self) -> None:
         await self.journal.open()
         await self.outputs.open()
-        self.found = await read_journal(self.journal)
-        await self.sessions.load(has_work=bool(self.found.unsettled))
 
     async def run_in(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.ownership.refresh_forever)
         nursery.start_soon(self.output.run)
         await nursery.start(self.executions.run)
-        for record in self.found.unsettled:
-            self.executions.carry(record)
+        for finding in self.audit.unfinished:
+            self.executions.resume(finding)
         nursery.start_soon(self._run_cadence)
 
     async def _run_cadence(self) -> None:

@@ -694,7 +694,7 @@ def imported(path: Path) -> set[str]:
 def test_the_flow_implements_no_connection_no_database_and_no_process(path: Path) -> None:
     outside = {name.split(".")[0] for name in imported(path) if not name.startswith(".")}
 
-    standard = {"collections", "enum", "functools", "random", "secrets", "typing", "uuid"}
+    standard = {"collections", "contextlib", "enum", "functools", "random", "secrets", "typing", "uuid"}
     assert outside <= standard | {"msgspec", "trio"}
     assert not any("adapters" in name or "control." in name for name in imported(path) if name.startswith("."))
 
