@@ -206,6 +206,8 @@ def assemble(settings: Settings, log: Log) -> Parts:
     capacity = settings.state.journal_capacity
 
     async def prepare() -> None:
+        # From here on, because a large journal on slow flash may take longer to read than the lock lasts. Ends with the lock.
+        trio.lowlevel.spawn_system_task(ownership.refresh_forever, name="journal owner refresh")
         _check_abilities(durable.probe(settings.state.journal), settings, log)
         await journal.open()
         await outputs.open()
@@ -237,7 +239,6 @@ async def _run_owned(parts: Parts, audit: Audit, signals: AsyncIterator[int]) ->
         recovery_required=len(audit.findings) - len(unfinished) - settled,
     )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(parts.ownership.refresh_forever, name="journal owner refresh")
         nursery.start_soon(partial(_stop_when_compromised, parts), name="journal owner watch")
         nursery.start_soon(parts.output.run, name="output")
         await nursery.start(parts.executions.run, name="executions")

@@ -5,7 +5,7 @@ here can tell the control plane "lost".
 """
 
 from ..domain.identity import DurableHandle
-from ..domain.lease import LeaseAuthority
+from ..domain.lease import LeaseAuthority, StopReason
 from ..domain.record import Event, InboxRecord, RecoveryReason, State, advance
 from ..ports import Inbox, Log, Processes, StopResult
 from .active import ActiveOffer
@@ -58,6 +58,7 @@ class LeaseLossCoordinator:
         except ValueError:
             return RecoveryReason.LEASE_LOST_UNVERIFIED
         result = await self._processes.stop(handle, self._stop_grace_ms)
+        self._log.info("command_stopped", offer=record.offer_id, reason=StopReason.RECONCILE, result=result)
         if result in (StopResult.STOPPED, StopResult.ALREADY_EXITED):
             return RecoveryReason.LEASE_LOST_STOPPED
         return RecoveryReason.LEASE_LOST_UNVERIFIED

@@ -10,9 +10,12 @@ import pytest
 import trio
 
 from qlworker.domain.canonical import b64u
+from qlworker.domain.errors import Conflict
+from qlworker.domain.evidence import ObservedEnd
 from qlworker.domain.identity import Presence
 from qlworker.domain.receipt import Ending
 from qlworker.domain.record import RecoveryReason, State
+from qlworker.flow.active import ActiveOffer
 from tests.builders import make_revision
 from tests.flow.rig import World, outlive, publish
 
@@ -368,6 +371,147 @@ async def test_an_upload_that_is_measured_differently_is_not_completed(world: Wo
         await worker.settle()
         assert world.control.called("completion") == []
         await worker.until_state("completion_acknowledged")
+
+
+# -- the coordinator: who decides, and under which authority
+
+
+def observed_end(world: World) -> ObservedEnd:
+    return ObservedEnd.of(world.processes.command.receipt(0, Ending.EXITED))
+
+
+@pytest.mark.req("R231")
+async def test_of_two_who_complete_one_record_the_journals_revision_lets_one_through(world: World) -> None:
+    await running(world)
+    async with world.worker() as worker:
+        await worker.settle()
+        outcomes: list[str] = []
+
+        async def complete() -> None:
+            try:
+                await worker.completion.complete(ActiveOffer(world.read().offer_id), observed_end(world))
+                outcomes.append("completed")
+            except Conflict:
+                outcomes.append("came second")
+
+        reached, go_on = world.pause("journal completion_acknowledged")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(complete)
+            await reached.wait()
+            nursery.start_soon(complete)
+            while len(world.control.called("completion")) < 2 or not outcomes:
+                await trio.lowlevel.checkpoint()
+            go_on.set()
+
+        assert sorted(outcomes) == ["came second", "completed"]
+        assert worker.is_in("completion_acknowledged")
+        assert world.control.attempts["attempt-1"].status == "succeeded"
+
+
+@pytest.mark.req("R220")
+async def test_a_completion_goes_by_the_record_on_disk_and_not_by_what_was_seen_before(world: World) -> None:
+    await running(world)
+    before = world.read().offer.lease.version
+    async with world.worker() as worker:
+        await worker.until(lambda: world.read().offer.lease.version > before)
+        await worker.completion.complete(ActiveOffer(world.read().offer_id), observed_end(world))
+
+        body = json.loads(world.control.attempts["attempt-1"].completion_bodies[0])
+        assert body["expectedLeaseVersion"] == world.read().offer.lease.version > before
+
+
+@pytest.mark.req("R220", "R221")
+async def test_a_record_that_is_settled_or_in_recovery_is_not_completed(world: World) -> None:
+    await running(world)
+    world.processes.presence = Presence.MISMATCH
+    async with world.worker() as worker:
+        await worker.until_state("recovery_required")
+        await worker.completion.complete(ActiveOffer(world.read().offer_id), observed_end(world))
+
+    assert world.control.called("completion") == []
+
+
+@pytest.mark.req("R211", "R213", "R221")
+@pytest.mark.parametrize("blocked", ["offline", "fenced", "session-expired"])
+async def test_an_end_without_a_current_authority_waits_where_it_is(world: World, blocked: str) -> None:
+    await running(world)
+    world.processes.command.end(0)
+    if blocked == "offline":
+        world.control.go_away()
+    elif blocked == "fenced":
+        world.control.always("heartbeat", 409)
+        world.control.always("register", 409)
+    else:
+        world.control.always("heartbeat", 503)
+        world.control.always("register", 503)
+    async with world.worker() as worker:
+        await worker.pass_time(10_000)
+        assert worker.is_in("running_acknowledged")
+        assert world.control.called("completion", "artifacts") == []
+        assert world.receipt_files()
+        assert [line["authority"] for line in world.log.said("completion_blocked")][:1] != []
+
+
+@pytest.mark.req("R239", "R240", "R243")
+async def test_a_late_running_goes_out_under_the_version_in_the_journal(world: World) -> None:
+    world.control.enqueue(make_revision())
+    world.control.lose("running", times=50)
+    async with world.worker() as worker:
+        await worker.until_state("started")
+        await worker.pass_time(20_000)
+    version = world.read().offer.lease.version
+    assert version > 0
+    world.control._faults.clear()
+    sent = len(world.control.called("running"))
+    async with world.worker() as worker:
+        await worker.until_state("running_acknowledged")
+
+    assert world.control.called("running")[sent].body["expectedLeaseVersion"] == version
+
+
+@pytest.mark.req("R239", "R242")
+async def test_running_is_not_told_for_a_process_that_cannot_be_seen_to_run(world: World) -> None:
+    world.control.enqueue(make_revision())
+    world.control.fail("running", times=50)
+    async with world.worker() as worker:
+        await worker.until_state("started")
+    world.control._faults.clear()
+    sent = len(world.control.called("running"))
+    world.processes.presence = Presence.PROBE_FAILED
+    async with world.worker() as worker:
+        await worker.until_state("recovery_required")
+
+    assert len(world.control.called("running")) == sent
+    assert world.control.called("completion") == []
+
+
+@pytest.mark.req("R232")
+async def test_what_is_said_about_an_end_holds_no_capability(world: World) -> None:
+    await running(world)
+    world.processes.command.end(0)
+    async with world.worker() as worker:
+        await worker.until_state("completion_acknowledged")
+        await worker.settle()
+
+    said = repr(world.log.lines)
+    record = world.read()
+    assert world.log.said("run_completed")
+    for hidden in (record.offer.lease_token, b64u(world.processes.command.token), str(record.completion_receipt_token_digest)):
+        assert hidden not in said
+
+
+@pytest.mark.req("R546")
+async def test_a_record_in_the_journal_never_stands_for_the_lease(world: World) -> None:
+    """The journal says that the run is this worker's; the control plane says that its lease is over: that decides."""
+    await running(world)
+    attempt = world.control.attempts["attempt-1"]
+    world.control.lease_of().status = "released"
+    world.processes.command.end(0)
+    async with world.worker() as worker:
+        await worker.until_state("recovery_required")
+
+    assert attempt.status == "running"
+    assert world.receipt_files()
 
 
 # -- the live view

@@ -592,6 +592,41 @@ def test_the_coordinator_has_no_port_that_could_complete_or_declare_lost() -> No
     }
 
 
+@pytest.mark.req("R278")
+async def test_a_stop_for_a_lost_lease_names_the_handle_and_the_reason() -> None:
+    from qlworker.flow.server_clock import ServerClock
+
+    inbox, processes, log = OneRecord(started()), Stops(), RecordingLog()
+    parts: Any = (inbox, processes, ServerClock(DrivenClock()), log)
+    await LeaseLossCoordinator(*parts, stop_grace_ms=1000).lose(ActiveOffer("offer-1"), LeaseAuthority.of(inbox.record.offer))
+
+    assert [handle.text() for handle in processes.stopped] == [started().executor_handle]
+    assert [line["reason"] for line in log.said("command_stopped")] == ["reconcile"]
+
+
+@pytest.mark.req("R292")
+def test_no_operation_of_the_worker_says_lost() -> None:
+    from qlworker.flow.control_plane import ControlPlane
+    from qlworker.wire import codec
+
+    operations = {value.name for value in vars(codec).values() if isinstance(value, codec.Operation)}
+    assert operations == {
+        "register",
+        "heartbeat",
+        "transition",
+        "offers",
+        "starting",
+        "running",
+        "start-failure",
+        "secrets",
+        "lease-control",
+        "artifacts",
+        "completion",
+        "output",
+    }
+    assert not [name for name in dir(ControlPlane) if "lost" in name or "lose" in name or "expire" in name]
+
+
 @pytest.mark.req("R286", "R287")
 @pytest.mark.parametrize("first", ["completion", "loss"])
 async def test_a_completion_and_a_loss_that_race_leave_one_honest_record(world: World, first: str) -> None:
