@@ -24,7 +24,6 @@ from ..domain.text import check_offer_id
 from . import durable
 
 _SUFFIX: Final = ".json"
-_ENTRY_BYTES: Final = RECORD_BYTES
 _QUARANTINE: Final = "quarantine"
 
 
@@ -42,6 +41,8 @@ _TYPES: Final[dict[Kind, type[Document]]] = {
     Kind.CLAIM: PendingClaim,
     Kind.SESSION: StoredSession,
 }
+# as the worker reads them
+_LIMITS: Final = {Kind.CLAIM: 4 * 1024, Kind.SESSION: 64 * 1024}
 _SINGLE: Final = {"pending-claim.json": Kind.CLAIM, "session.json": Kind.SESSION}
 
 
@@ -238,7 +239,7 @@ def check_may_leave(entry: Entry) -> None:
 def _read(path: Path, kind: Kind) -> Document | Fault:
     """The document, or what is wrong. Raises FileNotFoundError for a file that is gone by now."""
     try:
-        data = durable.read_private(path, _ENTRY_BYTES)
+        data = durable.read_private(path, _LIMITS.get(kind, RECORD_BYTES))
     except FileNotFoundError:
         raise
     except Corrupt as error:
