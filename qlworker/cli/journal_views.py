@@ -52,7 +52,8 @@ class Sighting(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel"):
-    """One record. Times are wall milliseconds, sizes bytes; `output_bytes` is None when there is no file."""
+    """One record. Times are milliseconds of the control plane's clock as the worker knew it, sizes bytes; `output_bytes` is
+    None when there is no file."""
 
     offer_id: str
     run_id: str
@@ -174,7 +175,7 @@ def _row(entry: Entry, now_ms: int) -> Row:
         state=record.state,
         record_class=advice.record_class,
         reason=reason_of(record),
-        # a box that booted in 1970 cannot tell an age
+        # a box whose own clock is behind cannot tell an age
         age_ms=now_ms - record.accepted_at_ms if now_ms >= record.accepted_at_ms else None,
     )
 
