@@ -5,6 +5,7 @@ import secrets
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from .faults import cases
@@ -21,18 +22,21 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="a line for every step and round")
     options = parser.parse_args()
     started = time.monotonic()
+    out = sys.stdout  # enrolments catch what is printed elsewhere meanwhile
     print(f"seed {options.seed}; the same plan again: make crash N={options.rounds} SEED={options.seed}", flush=True)
     tally = Tally()
+
+    def tell(line: str) -> None:
+        if options.verbose:
+            print(line, file=out, flush=True)
+
     with tempfile.TemporaryDirectory(prefix="crash-") as directory:
         if not options.no_steps:
-            tally.add(run_steps(Path(directory) / "steps", cases(), verbose=options.verbose))
+            tally.add(run_steps(Path(directory) / "steps", cases(), say=tell))
         if options.rounds:
-
-            def say(line: str) -> None:
-                if options.verbose or not line.startswith("round"):
-                    print(line, flush=True)
-
-            tally.add(run_rounds(Path(directory) / "rounds", options.seed, options.rounds, say=say))
+            tally.add(
+                run_rounds(Path(directory) / "rounds", options.seed, options.rounds, say=tell, warn=partial(print, file=out))
+            )
     for note in tally.notes:
         print(note, file=sys.stderr)
     print(tally.line(time.monotonic() - started), flush=True)

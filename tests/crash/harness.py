@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,10 +27,13 @@ session.heartbeat_s = 30
 state.journal_capacity = 1024
 execution.stop_grace_ms = 200
 output.minimum_free_bytes = 1048576
+output.maximum_bytes = 131072
 log.format = "json"
 """
 DONE = {"completion_acknowledged", "start_failure_acknowledged", "recovery_required"}
 LOOK_S = 0.05
+ENROLMENT = threading.Lock()
+"""An enrolment runs in this process and catches what it prints, which two at a time cannot."""
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -59,21 +64,34 @@ KINDS = {
 }
 
 
+def make_world(root: Path) -> World:
+    """A started control plane whose leases outlast every fault."""
+    root.mkdir(parents=True)
+    with ENROLMENT:
+        world = World(root)
+    world.configure(RUN_LEASE)
+    world.start()
+    world.put_secret("word", "hidden")
+    return world
+
+
 class Site:
     """A box for crashes. `state` is forgotten with `forget`, the control plane's runs and the executions are not."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.box: Box = world.add_worker(SETTINGS)
+        with ENROLMENT:
+            self.box: Box = world.add_worker(SETTINGS)
         self.executions = self.box.directory / "executions"
         self.trace = self.box.directory / "plans"
         self.worker: WorkerProcess | None = None
+        self.faults = Faults()
         self._published: set[str] = set()
 
     def start(self, faults: Faults) -> WorkerProcess:
         """Starts a worker with `faults` and the trace of plans."""
-        faults = msgspec.structs.replace(faults, trace=str(self.trace))
-        self.worker = self.box.start("-m", "tests.crash.dying_worker", msgspec.json.encode(faults).decode())
+        self.faults = msgspec.structs.replace(faults, trace=str(self.trace))
+        self.worker = self.box.start("-m", "tests.crash.dying_worker", msgspec.json.encode(self.faults).decode())
         return self.worker
 
     def run(self, kind: Kind) -> str:
@@ -154,6 +172,7 @@ class Site:
                     started=max(lines[f"start {each.id}"] for each in detail.attempts),
                     ended=lines[f"end {attempt}"],
                     record=None if record is None else record["state"],
+                    is_behind_barrier=record is not None and "executorStartedAtMs" in record,
                     has_handle=record is not None and "executorHandle" in record,
                     has_receipt=bool(list((self.box.state / "receipts").rglob(f"{attempt}.json"))),
                     plan_sent=attempt in sent,

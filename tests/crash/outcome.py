@@ -8,10 +8,12 @@ from .faults import Outcome
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """How the run's command ends when it is let run: the control plane's status for it, and the exit code."""
+    """How the run's command ends when it is let run: the control plane's status for it, and the exit code, None when it
+    cannot be run. `may_be_refused` when the box may have had no room to start it."""
 
     status: str
     exit_code: int | None
+    may_be_refused: bool = False
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -30,6 +32,7 @@ class Seen(msgspec.Struct, frozen=True):
     started: int
     ended: int
     record: str | None
+    is_behind_barrier: bool
     has_handle: bool
     has_receipt: bool
     plan_sent: bool
@@ -60,7 +63,9 @@ def faults(seen: Seen, expected: Expected, allowed: frozenset[Outcome] | None = 
         found.append(Fault.DOUBLE)
     if came_to is Outcome.RAN and ((seen.status, seen.exit_code) != (expected.status, expected.exit_code) or not seen.started):
         found.append(Fault.WRONG_EXIT_CODE)
-    if came_to is Outcome.NOT_STARTED and seen.started:
+    # Behind the barrier a killing explains it; before the barrier the run is simply tried again.
+    explained = seen.is_behind_barrier or expected.may_be_refused or expected.exit_code is None
+    if came_to is Outcome.NOT_STARTED and (seen.started or not explained):
         found.append(Fault.WRONG_EXIT_CODE)
     unknown_allowed = Outcome.UNKNOWN in allowed if allowed is not None else may_be_unknown(seen)
     if came_to is None or (came_to is Outcome.UNKNOWN and not unknown_allowed):

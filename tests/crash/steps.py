@@ -2,31 +2,19 @@
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.system.world import World
-
 from .faults import Case, Faults, Scenario
-from .harness import KINDS, RUN_LEASE, Site
+from .harness import KINDS, Site, make_world
 from .outcome import Fault, Seen, Tally, outcome
 
 SIDE_BY_SIDE = 3
 KIND = {Scenario.ENDS: KINDS["secret"], Scenario.CANNOT_START: KINDS["missing"], Scenario.TIMES_OUT: KINDS["endless"]}
 
 
-def make_world(root: Path) -> World:
-    """A started control plane whose leases outlast every fault."""
-    root.mkdir(parents=True, exist_ok=True)
-    world = World(root)
-    world.configure(RUN_LEASE)
-    world.start()
-    world.put_secret("word", "hidden")
-    return world
-
-
-def kill_at(site: Site, case: Case, tally: Tally) -> Seen:
+def run_case(site: Site, case: Case, tally: Tally) -> Seen:
     """Runs one case in a state of its own and counts it."""
     shutil.rmtree(site.box.state, ignore_errors=True)
     kind = KIND[case.scenario]
@@ -55,8 +43,8 @@ def kill_at(site: Site, case: Case, tally: Tally) -> Seen:
     return seen
 
 
-def run_steps(root: Path, cases: Sequence[Case], *, verbose: bool = False) -> Tally:
-    """All of `cases`, a few at a time."""
+def run_steps(root: Path, cases: Sequence[Case], *, say: Callable[[str], None] = lambda line: None) -> Tally:
+    """All of `cases`, a few at a time. `say` gets a line for each."""
     world = make_world(root)
     tally, lock = Tally(), threading.Lock()
     idle = [Site(world) for _ in range(min(SIDE_BY_SIDE, len(cases)))]
@@ -66,14 +54,13 @@ def run_steps(root: Path, cases: Sequence[Case], *, verbose: bool = False) -> Ta
             site = idle.pop()
         own = Tally()
         try:
-            seen = kill_at(site, case, own)
+            seen = run_case(site, case, own)
         finally:
             with lock:
                 idle.append(site)
         with lock:
             tally.add(own)
-            if verbose:
-                print(f"{case.name}: {outcome(seen)}, {seen.started} executions", flush=True)
+            say(f"{case.name}: {outcome(seen)}, {seen.started} executions")
 
     try:
         with ThreadPoolExecutor(len(idle)) as pool:
