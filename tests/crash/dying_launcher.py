@@ -1,6 +1,7 @@
-"""`python -I -S dying_launcher.py POINT WORKER LAUNCHER TITLE`: qlworker/launcher.py, killed at a named point of its own.
+"""`python -I -S dying_launcher.py POINT FATE LAUNCHER TITLE`: qlworker/launcher.py, killed at a named point of its own.
 
-WORKER is the pid of a worker to be killed a moment earlier, 0 for none. Standard library only, as the launcher itself.
+FATE is the pid of a worker to be killed a moment earlier, 0 for none, or `stop` to be stopped instead of killed. Standard
+library only, as the launcher itself.
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ ME = os.getpid()
 
 
 def main() -> int:
-    point, worker, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    point, fate, path = sys.argv[1:4]
     del sys.argv[1:4]
     spec = importlib.util.spec_from_file_location("launcher", path)
     assert spec is not None and spec.loader is not None
@@ -25,9 +26,9 @@ def main() -> int:
     def reach(now: str) -> None:
         # The forked process of the command passes through here too, and is not the one to die.
         if now == point and os.getpid() == ME:
-            if worker and os.getppid() == worker:
-                os.kill(worker, signal.SIGKILL)
-            os.kill(ME, signal.SIGKILL)
+            if str(os.getppid()) == fate:
+                os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(ME, signal.SIGSTOP if fate == "stop" else signal.SIGKILL)
 
     def watched(call: Callable[..., Any], step: str) -> Callable[..., Any]:
         def around(*args: Any, **kwargs: Any) -> Any:

@@ -112,11 +112,11 @@ def trace_plans(path: str) -> None:
 def let_launchers_die(faults: Faults) -> None:
     """Runs the launcher below tests/crash/dying_launcher.py."""
     original = LinuxProcesses.__init__
-    worker = str(os.getpid() if faults.with_worker else 0)
+    fate = "stop" if faults.launcher_stops else str(os.getpid() if faults.with_worker else 0)
     launcher = str(processes._LAUNCHER)
 
     def construct(self: LinuxProcesses, *args: Any, **kwargs: Any) -> None:
-        wrapped = (sys.executable, "-I", "-S", str(DYING_LAUNCHER), faults.launcher, worker, launcher)
+        wrapped = (sys.executable, "-I", "-S", str(DYING_LAUNCHER), faults.launcher, fate, launcher)
         original(self, *args, **{**kwargs, "launcher": wrapped})
 
     LinuxProcesses.__init__ = construct  # type: ignore[method-assign]

@@ -16,15 +16,17 @@ class Faults(msgspec.Struct, frozen=True, omit_defaults=True):
     """One life's faults, handed to tests/crash/dying_worker.py as JSON.
 
     `die` is a point of the worker, `launcher` one of its launchers, where `with_worker` makes the launcher take the worker
-    along. `die_after` counts points, also the unnamed ones at every sync, link and rename; 0 is never. `drop` and `twice` are
-    the shares, 0 to 1, of requests whose answer is lost after they were carried out, and that are carried out twice. `trace`
-    is a file that gets a line with the attempt's id once a launcher's pipe holds its whole plan.
+    along and `launcher_stops` makes it stop with SIGSTOP instead. `die_after` counts points, also the unnamed ones at every
+    sync, link and rename; 0 is never. `drop` and `twice` are the shares, 0 to 1, of requests whose answer is lost after they
+    were carried out, and that are carried out twice. `trace` is a file that gets a line with the attempt's id once a
+    launcher's pipe holds its whole plan.
     """
 
     die: str = ""
     die_after: int = 0
     launcher: str = ""
     with_worker: bool = False
+    launcher_stops: bool = False
     drop: float = 0
     twice: float = 0
     seed: int = 0

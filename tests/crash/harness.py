@@ -58,7 +58,7 @@ KINDS = {
         Kind("stubborn", "trap '' TERM; sleep 0.7; end; exit 5", Expected("failed", 5)),
         Kind("loud", "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; end", Expected("succeeded", 0)),
         Kind("slow", "sleep 1.5; end; exit 7", Expected("failed", 7)),
-        Kind("endless", "sleep 1000", Expected("timed_out", 143), timeout_s=0.7),
+        Kind("endless", "echo begun; sleep 1000", Expected("timed_out", 143), timeout_s=2),
         Kind("missing", "", Expected("failed", None), program="/nowhere/program"),
     )
 }

@@ -1,10 +1,14 @@
 """Every step: one run for each point at which a worker or a launcher can die; killed there, started again, judged."""
 
 import shutil
+import signal
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.system.world import WorkerProcess
 
 from .faults import Case, Faults, Scenario
 from .harness import KINDS, Site, make_world
@@ -21,8 +25,7 @@ def run_case(site: Site, case: Case, tally: Tally) -> Seen:
     run_id = site.run(kind)
     worker = site.start(case.faults)
     if case.faults.die or case.faults.with_worker:
-        code = worker.wait()
-        died = code == -9
+        died = has_died(worker)
     else:
         # The launcher alone dies: the worker that saw it is killed only when it has judged it.
         died = site.settle([run_id])
@@ -31,7 +34,9 @@ def run_case(site: Site, case: Case, tally: Tally) -> Seen:
     settled = site.settle([run_id])
     (seen,) = site.look([run_id])
     assert site.worker is not None
-    site.worker.stop()
+    code = site.worker.stop() if site.worker.is_running() else site.worker.wait()
+    if code != 0:
+        tally.notes.append(f"{case.name}: the worker ended with {code}:\n{site.worker.text()}")
     tally.rounds += 1
     tally.kills += 1 + (case.faults.launcher != "")
     tally.count(seen, kind.expected, case.outcomes, case.name)
@@ -41,6 +46,15 @@ def run_case(site: Site, case: Case, tally: Tally) -> Seen:
         tally.lost_completions += 1
         tally.notes.append(f"{case.name}: {Fault.LOST_COMPLETION}: the worker never came to rest:\n{site.worker.text()}")
     return seen
+
+
+def has_died(worker: WorkerProcess) -> bool:
+    """Whether it killed itself; one that did not in time is ended."""
+    try:
+        return worker.wait() == -signal.SIGKILL
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        return False
 
 
 def run_steps(root: Path, cases: Sequence[Case], *, say: Callable[[str], None] = lambda line: None) -> Tally:

@@ -1,13 +1,19 @@
 """A worker killed before and after every step of a run, its launcher at every step of its own, and both at random."""
 
+import os
 import secrets
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from .faults import Case, Outcome, cases
-from .harness import Site, make_world
-from .outcome import Expected, Fault, Seen, Tally, faults
+from qlworker.domain.identity import DurableHandle
+
+from .faults import Case, Faults, Outcome, cases
+from .harness import KINDS, Site, make_world
+from .outcome import Expected, Fault, Seen, Tally, faults, outcome
 from .rounds import plan, run_rounds
 from .steps import run_case
 
@@ -30,6 +36,42 @@ def test_a_command_runs_at_most_once_and_its_end_is_proven_or_honestly_unknown(s
     run_case(site, case, tally)
 
     assert tally.is_clean, "\n".join(tally.notes)
+
+
+@pytest.mark.req("R23")
+def test_a_record_says_running_only_after_the_control_plane_does(site: Site) -> None:
+    shutil.rmtree(site.box.state, ignore_errors=True)
+    run_id = site.run(KINDS["quick"])
+
+    assert site.start(Faults(die="before:ask running")).wait() == -signal.SIGKILL
+
+    assert (site.records()[run_id]["state"], site.box.show(run_id).run.status) == ("started", "dispatching")
+    site.start(Faults())
+    assert site.settle([run_id])
+    assert site.worker is not None
+    site.worker.stop()
+
+
+@pytest.mark.xfail(strict=True, reason="a launcher that has not yet said `not started` is taken for a running command")
+def test_a_launcher_slow_to_say_that_nothing_ran_is_not_taken_for_a_running_command(site: Site) -> None:
+    shutil.rmtree(site.box.state, ignore_errors=True)
+    run_id = site.run(KINDS["quick"])
+    faults = Faults(die="before:open gate", launcher="before:receipt", launcher_stops=True)
+    assert site.start(faults).wait() == -signal.SIGKILL
+    handle = DurableHandle.parse(site.records()[run_id]["executorHandle"])
+
+    worker = site.start(Faults())
+    worker.wait_event("session_continued")
+    deadline = time.monotonic() + 3
+    while site.box.show(run_id).run.status != "running" and time.monotonic() < deadline:
+        os.sched_yield()
+    os.kill(handle.p, signal.SIGCONT)
+    settled = site.settle([run_id])
+    worker.stop()
+
+    (found,) = site.look([run_id])
+    assert settled
+    assert (outcome(found), found.started) == (Outcome.NOT_STARTED, 0)
 
 
 @pytest.mark.req("R1", "R3", "R5", "R162", "R168")

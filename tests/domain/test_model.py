@@ -293,12 +293,24 @@ def test_what_is_settled_is_true_and_what_both_sides_say_is_the_same(explored: E
 
 @pytest.mark.req("R170", "R178")
 def test_only_a_killed_launcher_or_a_crash_before_it_had_its_plan_leaves_the_outcome_unknown(explored: Explored) -> None:
-    unknown = [world for world in explored.edges if world.record is State.RECOVERY_REQUIRED]
+    # Without those that were called running by mistake, which the next test is about.
+    unknown = [world for world in explored.edges if world.record is State.RECOVERY_REQUIRED and not called_running(world)]
 
     assert unknown
     for world in unknown:
         assert world.launcher_was_killed or world.crashed_before_plan
         assert not world.was_published
+
+
+def called_running(world: World) -> bool:
+    """Whether the control plane was told that a command runs whose gate was never opened."""
+    return world.server is Server.RUNNING and world.gate is not Gate.BYTE
+
+
+@pytest.mark.xfail(strict=True, reason="a launcher that has not yet said `not started` is taken for a running command")
+def test_running_is_never_said_of_a_command_whose_gate_was_not_opened(explored: Explored) -> None:
+    """The worker died after `started` and before the byte; the next one is quicker than the launcher's receipt."""
+    assert not any(map(called_running, explored.edges))
 
 
 def launches_behind_the_barrier(state: State) -> Step:
