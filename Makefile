@@ -11,7 +11,7 @@ READY = $(VENV)/.ready
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-idle test lint lock clean
+.PHONY: help demo demo-idle test crash lint lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -3
@@ -25,6 +25,12 @@ demo-idle: $(READY)
 # Two to eight processes: more would only fight for the loopback and the disk.
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -q $(PYTEST_ARGS)
+
+# Kills at every step, then N rounds at random; SEED= plans the same rounds again. One line and exit status 1 for a promise broken.
+N ?= 30
+SEED ?=
+crash: $(READY)
+	@$(BIN)/python -m tests.crash --rounds $(N) $(if $(SEED),--seed $(SEED))
 
 lint: $(READY)
 	$(BIN)/ruff check

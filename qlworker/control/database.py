@@ -88,23 +88,20 @@ class Database:
             yield Transaction(connection, self.clock.now_ms(), self.on_write)
 
     async def run(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`function(tx, *args)` in one transaction in a thread. A busy database is tried again a few times.
+        """`transact` in a thread. A cancelled caller still waits for the transaction's end, so that nobody is told "no" about
+        something that happened without knowing it."""
+        return await trio.to_thread.run_sync(lambda: self.transact(function, *args, **kwargs), limiter=self._limiter)
 
-        A cancelled caller still waits for the transaction's end, so that nobody is told "no" about something that happened
-        without knowing it.
-        """
-
-        def transact() -> T:
-            for wait in BUSY_WAITS_S:
-                try:
-                    return self._once(function, *args, **kwargs)
-                except OperationalError as error:
-                    if not _is_busy(error):
-                        raise
-                    time.sleep(wait)
-            return self._once(function, *args, **kwargs)
-
-        return await trio.to_thread.run_sync(transact, limiter=self._limiter)
+    def transact(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`function(tx, *args)` in one transaction; a busy database is tried again a few times. Blocks; from trio use `run`."""
+        for wait in BUSY_WAITS_S:
+            try:
+                return self._once(function, *args, **kwargs)
+            except OperationalError as error:
+                if not _is_busy(error):
+                    raise
+                time.sleep(wait)
+        return self._once(function, *args, **kwargs)
 
     def _once(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         with self.transaction() as tx:

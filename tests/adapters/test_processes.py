@@ -18,6 +18,7 @@ import trio.testing
 
 from qlworker.adapters import process_table
 from qlworker.adapters.command_check import check_command
+from qlworker.adapters.pidfd import HeldProcess
 from qlworker.adapters.process_table import is_alive, myself, read_place, read_stat
 from qlworker.adapters.processes import LinuxProcesses
 from qlworker.adapters.receipts import ReceiptFiles
@@ -417,7 +418,7 @@ def test_a_process_whose_first_thread_ended_is_not_dead() -> None:
 
 async def test_waiting_ends_at_once_for_what_is_gone_and_refuses_what_it_cannot_see(bench: Bench) -> None:
     held = await bench.hold(bench.shell("true"))
-    await bench.processes.wait_gone(msgspec.structs.replace(held.handle, s="1"))
+    await bench.processes.wait_gone(msgspec.structs.replace(held.handle, s="1", r="1"))
     await bench.processes.wait_gone(msgspec.structs.replace(held.handle, b="another-boot"))
     with pytest.raises(Conflict, match="another host"):
         await bench.processes.wait_gone(msgspec.structs.replace(held.handle, m="another-host"))
@@ -589,11 +590,19 @@ async def test_a_killed_launcher_leaves_a_running_command_and_no_receipt(bench: 
     ready = Fifo(bench.root / "ready")
     handle = await bench.start(f"echo ready > {ready.path}; {SLEEP}")
     ready.line()
+    launcher = HeldProcess.open(handle.launcher)
+    assert launcher is not None
     os.kill(handle.p, signal.SIGKILL)
-    await bench.processes.wait_gone(handle)
+    with launcher:
+        await launcher.wait()
     assert await bench.processes.inspect(handle) is Presence.RUNNING
     assert await bench.receipts.read("attempt-1") is None, "an exit code is never made up"
-    assert await bench.processes.stop(handle, 60_000) is StopResult.STOPPED
+    async with trio.open_nursery() as nursery:
+        # The command that is left over is waited for too, or its watcher would look again and again.
+        nursery.start_soon(bench.processes.wait_gone, handle)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == 1
+        assert await bench.processes.stop(handle, 60_000) is StopResult.STOPPED
 
 
 # What can be told before

@@ -217,7 +217,9 @@ def test_signals_are_at_their_defaults_and_nothing_is_blocked(start: Start, box:
 
     run(start, box.plan("/bin/cat", "/proc/self/status"), preexec_fn=spoil, restore_signals=False)
     status = dict(line.split(":\t", 1) for line in box.log.read_text().splitlines() if ":\t" in line)
-    assert {name: int(status[name], 16) for name in ("SigIgn", "SigBlk", "SigCgt")} == {"SigIgn": 0, "SigBlk": 0, "SigCgt": 0}
+    # 32 and 33 are the C library's own: it lets nobody reset them, and some parents leave them ignored.
+    seen = {name: int(status[name], 16) & ~(0b11 << 31) for name in ("SigIgn", "SigBlk", "SigCgt")}
+    assert seen == {"SigIgn": 0, "SigBlk": 0, "SigCgt": 0}
 
 
 def test_the_command_leads_its_own_session_in_its_directory_with_umask_022(start: Start, box: Box) -> None:

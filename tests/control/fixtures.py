@@ -185,8 +185,7 @@ class Plane:
 
     def credential(self, worker_id: str = WORKER) -> str:
         """A fresh token of `worker_id`."""
-        with self.database.transaction() as tx:
-            return credentials.issue(tx, PEPPER, worker_id, 10**9).token
+        return self.database.transact(credentials.issue, PEPPER, worker_id, 10**9).token
 
     def publish(self, revision: ExecutionRevision | None = None) -> ExecutionRevision:
         revision = revision or make_revision()
@@ -209,8 +208,7 @@ class Plane:
 
     def start_run(self, revision: ExecutionRevision, priority: int = 0) -> str:
         """Queues a run and returns its id."""
-        with self.database.transaction() as tx:
-            return runs.start(tx, revision.project_id, revision.task_id, priority=priority).run_id
+        return self.database.transact(runs.start, revision.project_id, revision.task_id, priority=priority).run_id
 
     def cancel(self, run_id: str) -> None:
         with self.database.transaction() as tx:
@@ -226,8 +224,7 @@ class Plane:
             available_slots=slots,
             lease_duration_ms=SESSION_MS,
         )
-        with self.database.transaction() as tx:
-            return session.register(tx, caller, msgspec.structs.replace(request, **changes), self.settings)
+        return self.database.transact(session.register, caller, msgspec.structs.replace(request, **changes), self.settings)
 
     def heartbeat(self, version: int, caller: Caller = EDGE, **changes: Any) -> HeartbeatResponse:
         request = HeartbeatRequest(
@@ -237,15 +234,13 @@ class Plane:
             available_slots=1,
             lease_duration_ms=SESSION_MS,
         )
-        with self.database.transaction() as tx:
-            return session.heartbeat(tx, caller, msgspec.structs.replace(request, **changes), self.settings)
+        return self.database.transact(session.heartbeat, caller, msgspec.structs.replace(request, **changes), self.settings)
 
     def transition(self, version: int, status: Any, caller: Caller = EDGE, generation: int = 1) -> Any:
         request = TransitionRequest(
             schema="qinglong/worker-session-transition@v1", generation=generation, expected_version=version, status=status
         )
-        with self.database.transaction() as tx:
-            return session.transition(tx, caller, request, self.settings)
+        return self.database.transact(session.transition, caller, request, self.settings)
 
     def pull(
         self,
@@ -256,8 +251,7 @@ class Plane:
         budget: ScanBudget = BUDGET,
     ) -> Idle | Offered:
         request = OfferRequest(worker_generation=generation, offer_id=offer_id, lease_token=lease_token)
-        with self.database.transaction() as tx:
-            return dispatch.pull(tx, caller, request, self.settings, budget)
+        return self.database.transact(dispatch.pull, caller, request, self.settings, budget)
 
     def claim(self, revision: ExecutionRevision | None = None, caller: Caller = EDGE) -> Held:
         """Publishes, queues, registers and pulls: an attempt in `claimed` under a live lease."""
@@ -282,24 +276,19 @@ class Plane:
         )
 
     def starting(self, held: Held, **changes: Any) -> ActivationResponse:
-        with self.database.transaction() as tx:
-            return activation.starting(tx, held.caller, held.activation(**changes), self.settings)
+        return self.database.transact(activation.starting, held.caller, held.activation(**changes), self.settings)
 
     def running(self, held: Held, **changes: Any) -> ActivationResponse:
-        with self.database.transaction() as tx:
-            return activation.running(tx, held.caller, held.running(**changes), self.settings)
+        return self.database.transact(activation.running, held.caller, held.running(**changes), self.settings)
 
     def start_failure(self, held: Held, **changes: Any) -> ActivationResponse:
-        with self.database.transaction() as tx:
-            return activation.start_failure(tx, held.caller, held.activation(**changes), self.settings)
+        return self.database.transact(activation.start_failure, held.caller, held.activation(**changes), self.settings)
 
     def control(self, held: Held, **changes: Any) -> LeaseControlResponse:
-        with self.database.transaction() as tx:
-            return lease_control.control(tx, held.caller, held.lease_control(**changes), self.settings)
+        return self.database.transact(lease_control.control, held.caller, held.lease_control(**changes), self.settings)
 
     def attest(self, held: Held, sequence: int = 1, **changes: Any) -> AttestationResponse:
-        with self.database.transaction() as tx:
-            return attestations.attest(tx, held.caller, held.attestation(sequence, **changes), self.settings)
+        return self.database.transact(attestations.attest, held.caller, held.attestation(sequence, **changes), self.settings)
 
     def store(self, held: Held, content: bytes = LOG) -> None:
         """Uploads the log."""
@@ -317,8 +306,7 @@ class Plane:
         log = request.artifact
         key = ArtifactKey(request.project_id, request.run_id, request.attempt_id, log.log_artifact_id)
         is_held = self.artifacts.holds(key, log.sha256, log.byte_length)
-        with self.database.transaction() as tx:
-            return completion.complete(tx, held.caller, request, self.settings, is_held)
+        return self.database.transact(completion.complete, held.caller, request, self.settings, is_held)
 
     def drive(self, state: str, revision: ExecutionRevision | None = None) -> Held:
         """An attempt in `state`: claimed, starting, running, start_failed, succeeded or failed; the log is stored for the

@@ -4,8 +4,8 @@ Waiting is for something that comes: a line on a worker's standard error, or the
 """
 
 import contextlib
+import io
 import json
-import os
 import random
 import signal
 import subprocess
@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from qlworker.control.cli import main as qlcontrol
 from qlworker.control.operator_client import Operator
 from qlworker.control.runs import EventView, RunDetail
 
@@ -73,7 +74,9 @@ class World:
         directory = self.root / name
         directory.mkdir(mode=0o700)
         kit = directory / "kit"
-        self._control("worker", "add", name, "--out", str(kit), "--state", str(directory / "state"))
+        self._control(
+            "worker", "add", name, "--out", str(kit), "--state", str(directory / "state"), "--config", str(self.settings)
+        )
         file = kit / "qlworker.toml"
         settings_table = _merge(tomllib.loads(file.read_text()), tomllib.loads(settings))
         defaults = {"worker": {"labels": {"box": name}}, "session": {"cadence_ms": 100, "pull_backoff_ms": 100}}
@@ -92,11 +95,11 @@ class World:
             operator.call(Any, "PUT", "/secrets", value.encode(), project=PROJECT, name=name)
 
     def _control(self, *arguments: str) -> None:
-        environment = {**os.environ, "QLCONTROL_CONFIG": str(self.settings)}
-        done = subprocess.run(
-            [sys.executable, "-m", "qlworker.control.cli", *arguments], env=environment, capture_output=True, check=False
-        )
-        assert done.returncode == 0, done.stderr.decode()
+        """A qlcontrol command, in this process: a new one would spend most of its time importing."""
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = qlcontrol(arguments)
+        assert code == 0, said.getvalue()
 
 
 class Box:
@@ -209,6 +212,10 @@ class WorkerProcess:
         """Whether such an event was logged so far."""
         with self._changed:
             return any(event.get("event") == name for event in self.events)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         """SIGKILL, and waits."""
