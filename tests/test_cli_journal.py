@@ -20,7 +20,8 @@ from qlworker.adapters.clock import SystemClock
 from qlworker.adapters.journal import FileJournal
 from qlworker.adapters.journal_snapshot import JournalSnapshot, Quarantine
 from qlworker.adapters.ownership import JournalOwnership
-from qlworker.domain.advice import RecordClass, advise, cost_of_quarantine
+from qlworker.domain.advice import advise, cost_of_quarantine
+from qlworker.domain.audit import RecordClass
 from qlworker.domain.canonical import b64u, callback_token_digest, lease_token_digest
 from qlworker.domain.claim import PendingClaim
 from qlworker.domain.errors import Conflict, Corrupt, OwnershipLost

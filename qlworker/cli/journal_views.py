@@ -15,7 +15,8 @@ from ..adapters.journal_snapshot import Entry, JournalSnapshot
 from ..adapters.processes import LinuxProcesses
 from ..adapters.receipts import ReceiptFiles
 from ..config import Settings
-from ..domain.advice import RecordClass, advise
+from ..domain.advice import advise
+from ..domain.audit import RecordClass
 from ..domain.errors import Corrupt, QlworkerError
 from ..domain.identity import DurableHandle, Presence
 from ..domain.receipt import Ending, authenticate

@@ -3,23 +3,13 @@
 Nothing here decides what the worker does; verdict.py does. Source: R19, R108 to R113, R289, design.md §5.
 """
 
-from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from .audit import RecordClass
 from .identity import Presence
 from .record import SETTLED, RecoveryReason, State
-
-
-class RecordClass(StrEnum):
-    """The low-sensitivity classes of R108 to R112."""
-
-    NO_LOCAL_EXECUTION = "no_known_local_execution"
-    POSSIBLE_LOCAL_OWNERSHIP = "possible_local_ownership"
-    LAUNCH_UNKNOWN = "launch_unknown"
-    SETTLED_START_FAILURE = "settled_start_failure"
-    SETTLED_COMPLETION = "settled_completion"
 
 
 class Advice(msgspec.Struct, frozen=True):

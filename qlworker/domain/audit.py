@@ -19,32 +19,32 @@ PAGES_MAX: Final = 16
 RECORDS_MAX: Final = 1024
 
 
-class Standing(StrEnum):
+class RecordClass(StrEnum):
     """What a record means for a worker that has just begun (R108 to R112)."""
 
     NO_LOCAL_EXECUTION = "no_known_local_execution"
     SETTLED_START_FAILURE = "settled_start_failure"
     SETTLED_COMPLETION = "settled_completion"
     LAUNCH_UNKNOWN = "launch_unknown"
-    POSSIBLE_LOCAL_EXECUTION = "possible_local_execution"
+    POSSIBLE_LOCAL_OWNERSHIP = "possible_local_ownership"
 
 
-_STANDING: Final[dict[State, Standing]] = {
-    State.ACCEPTED: Standing.NO_LOCAL_EXECUTION,
-    State.STARTING_ACKNOWLEDGED: Standing.NO_LOCAL_EXECUTION,
-    State.START_FAILED: Standing.NO_LOCAL_EXECUTION,
-    State.START_FAILURE_ACKNOWLEDGED: Standing.SETTLED_START_FAILURE,
-    State.COMPLETION_ACKNOWLEDGED: Standing.SETTLED_COMPLETION,
-    State.LAUNCHING: Standing.LAUNCH_UNKNOWN,
-    State.RECOVERY_REQUIRED: Standing.LAUNCH_UNKNOWN,
-    State.STARTED: Standing.POSSIBLE_LOCAL_EXECUTION,
-    State.RUNNING_ACKNOWLEDGED: Standing.POSSIBLE_LOCAL_EXECUTION,
+_CLASSES: Final[dict[State, RecordClass]] = {
+    State.ACCEPTED: RecordClass.NO_LOCAL_EXECUTION,
+    State.STARTING_ACKNOWLEDGED: RecordClass.NO_LOCAL_EXECUTION,
+    State.START_FAILED: RecordClass.NO_LOCAL_EXECUTION,
+    State.START_FAILURE_ACKNOWLEDGED: RecordClass.SETTLED_START_FAILURE,
+    State.COMPLETION_ACKNOWLEDGED: RecordClass.SETTLED_COMPLETION,
+    State.LAUNCHING: RecordClass.LAUNCH_UNKNOWN,
+    State.RECOVERY_REQUIRED: RecordClass.LAUNCH_UNKNOWN,
+    State.STARTED: RecordClass.POSSIBLE_LOCAL_OWNERSHIP,
+    State.RUNNING_ACKNOWLEDGED: RecordClass.POSSIBLE_LOCAL_OWNERSHIP,
 }
 
 
-def classify(state: State) -> Standing:
-    """The standing of a record in `state`. RUNNING_ACKNOWLEDGED is not an end: a command may be running (R113)."""
-    return _STANDING[state]
+def classify(state: State) -> RecordClass:
+    """The class of a record in `state`. RUNNING_ACKNOWLEDGED is not an end: a command may be running (R113)."""
+    return _CLASSES[state]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True):
     offer_id: str
     attempt_id: str
     state: State
-    standing: Standing
+    record_class: RecordClass
 
     @classmethod
     def of(cls, offer_id: str, attempt_id: str, state: State) -> "Finding":
@@ -76,18 +76,24 @@ class Audit(msgspec.Struct, frozen=True):
     @property
     def readiness(self) -> Readiness:
         """READY when every record is settled (R99, R115)."""
-        settled = (Standing.SETTLED_COMPLETION, Standing.SETTLED_START_FAILURE)
-        return Readiness.READY if all(each.standing in settled for each in self.findings) else Readiness.RECONCILIATION_REQUIRED
+        settled = (RecordClass.SETTLED_COMPLETION, RecordClass.SETTLED_START_FAILURE)
+        return (
+            Readiness.READY
+            if all(each.record_class in settled for each in self.findings)
+            else Readiness.RECONCILIATION_REQUIRED
+        )
 
-    def of(self, *standings: Standing) -> list[Finding]:
-        """The findings of these standings, in the audit's order."""
-        return [each for each in self.findings if each.standing in standings]
+    def of(self, *classes: RecordClass) -> list[Finding]:
+        """The findings of these classes, in the audit's order."""
+        return [each for each in self.findings if each.record_class in classes]
 
     @property
     def unfinished(self) -> list[Finding]:
         """What still asks for a step of this worker. RECOVERY_REQUIRED does not: it waits for an operator."""
-        settled = (Standing.SETTLED_COMPLETION, Standing.SETTLED_START_FAILURE)
-        return [each for each in self.findings if each.standing not in settled and each.state is not State.RECOVERY_REQUIRED]
+        settled = (RecordClass.SETTLED_COMPLETION, RecordClass.SETTLED_START_FAILURE)
+        return [
+            each for each in self.findings if each.record_class not in settled and each.state is not State.RECOVERY_REQUIRED
+        ]
 
 
 class AuditBudget(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ class ActiveOffer:
         self.is_uploaded = False
         self.is_gate_opened = False
         self.is_running_told = False
+        self.is_absent = False
         self.running_failures = 0
         self.blocked_by: Authority | None = None
         self.lost = trio.Event()
@@ -91,6 +92,11 @@ class ActiveOffers:
         self._offers.pop(offer.offer_id, None)
         if not self._offers:
             self._emptied.set()
+
+    @property
+    def occupied(self) -> int:
+        """How many offers may have a command that runs or will: those that count against the limit of concurrent runs."""
+        return sum(not offer.is_absent for offer in self._offers.values())
 
     async def wait_empty(self) -> None:
         """Returns once no offer is in flight."""

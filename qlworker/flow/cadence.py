@@ -105,7 +105,7 @@ class Cadence:
             self._log.error("state_unwritable", error=type(error).__name__, number=error.errno)
 
     def _has_room(self) -> bool:
-        return not self._is_full and len(self._executions.active) < self._sessions.max_concurrent_runs
+        return not self._is_full and self._executions.active.occupied < self._sessions.max_concurrent_runs
 
     async def _pull(self) -> None:
         live = self._sessions.live

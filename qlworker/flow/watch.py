@@ -11,7 +11,7 @@ from typing import Final
 from ..domain.backoff import full_jitter_ms
 from ..domain.errors import Fenced
 from ..domain.evidence import AuthorityFacts, ObservedEnd, Reconciled, decided
-from ..domain.identity import DurableHandle
+from ..domain.identity import DurableHandle, Presence
 from ..domain.lease import StopReason
 from ..domain.record import Event, InboxRecord, RecoveryReason, State, advance
 from ..domain.verdict import ReceiptEvidence, Verdict
@@ -69,7 +69,7 @@ class Watcher:
             # once; after a failure the evidence has the word, and a completion needs no running before it (D4).
             active.is_running_told = True
             return await self._tell_running(active, record)
-        seen = await self._evidence.reconcile(record, self._facts(active))
+        seen = await self._evidence.reconcile(record, self._facts(active), partial(_note_absence, active, record))
         if seen.receipt is ReceiptEvidence.UNTRUSTED:
             self._log.error("receipt_untrusted", offer=record.offer_id, attempt=record.offer.attempt_id)
         verdict, handle = seen.verdict, recorded_handle(record)
@@ -189,3 +189,10 @@ class Watcher:
         if not isinstance(timeout_ms, int) or not isinstance(record.executor_started_at_ms, int):
             return None
         return self._server_clock.boot_time(record.executor_started_at_ms + timeout_ms)
+
+
+def _note_absence(active: ActiveOffer, record: InboxRecord, presence: Presence | None) -> None:
+    """Frees the place of a command that is proven gone while its receipt is waited for, so that a restart with many records
+    asks for work at once. A record in LAUNCHING never got so far that its gate was opened."""
+    if presence in (Presence.EXITED, Presence.OTHER_BOOT) or record.state is State.LAUNCHING:
+        active.is_absent = True

@@ -889,3 +889,21 @@ async def test_the_claim_and_the_session_are_no_offers(journal: FileJournal) -> 
 
 def test_the_chain_of_these_tests_ends_settled() -> None:
     assert [record.state for record in CHAIN][-1] is State.START_FAILURE_ACKNOWLEDGED
+
+
+# -- where the sweep stands
+
+
+@pytest.mark.req("R260")
+async def test_the_place_of_the_sweep_is_kept_whole_and_private(root: Path, journal: FileJournal) -> None:
+    from qlworker.domain.sweep import SweepPosition
+
+    assert await journal.read_sweep() is None
+    for position in (SweepPosition(after="offer-7", due_at_ms=0), SweepPosition(after=None, due_at_ms=5)):
+        await journal.write_sweep(position)
+        assert await journal.read_sweep() == position
+    path = root / "retention.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"{")
+    with pytest.raises(Corrupt):
+        await journal.read_sweep()

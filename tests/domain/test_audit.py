@@ -2,29 +2,29 @@
 
 import pytest
 
-from qlworker.domain.audit import Audit, AuditBudget, Finding, Readiness, Standing, check_budget, check_page, classify
+from qlworker.domain.audit import Audit, AuditBudget, Finding, Readiness, RecordClass, check_budget, check_page, classify
 from qlworker.domain.errors import Corrupt, Misconfigured
 from qlworker.domain.record import SETTLED, State
 
 SMALL = AuditBudget(page_size=3, max_pages=2)
 
 TABLE = [
-    pytest.param(State.ACCEPTED, Standing.NO_LOCAL_EXECUTION, marks=pytest.mark.req("R108")),
-    pytest.param(State.STARTING_ACKNOWLEDGED, Standing.NO_LOCAL_EXECUTION, marks=pytest.mark.req("R108")),
-    pytest.param(State.START_FAILED, Standing.NO_LOCAL_EXECUTION, marks=pytest.mark.req("R108")),
-    pytest.param(State.START_FAILURE_ACKNOWLEDGED, Standing.SETTLED_START_FAILURE, marks=pytest.mark.req("R109")),
-    pytest.param(State.COMPLETION_ACKNOWLEDGED, Standing.SETTLED_COMPLETION, marks=pytest.mark.req("R110")),
-    pytest.param(State.LAUNCHING, Standing.LAUNCH_UNKNOWN, marks=pytest.mark.req("R111")),
-    pytest.param(State.RECOVERY_REQUIRED, Standing.LAUNCH_UNKNOWN, marks=pytest.mark.req("R111")),
-    pytest.param(State.STARTED, Standing.POSSIBLE_LOCAL_EXECUTION, marks=pytest.mark.req("R112")),
-    pytest.param(State.RUNNING_ACKNOWLEDGED, Standing.POSSIBLE_LOCAL_EXECUTION, marks=pytest.mark.req("R112", "R113")),
+    pytest.param(State.ACCEPTED, RecordClass.NO_LOCAL_EXECUTION, marks=pytest.mark.req("R108")),
+    pytest.param(State.STARTING_ACKNOWLEDGED, RecordClass.NO_LOCAL_EXECUTION, marks=pytest.mark.req("R108")),
+    pytest.param(State.START_FAILED, RecordClass.NO_LOCAL_EXECUTION, marks=pytest.mark.req("R108")),
+    pytest.param(State.START_FAILURE_ACKNOWLEDGED, RecordClass.SETTLED_START_FAILURE, marks=pytest.mark.req("R109")),
+    pytest.param(State.COMPLETION_ACKNOWLEDGED, RecordClass.SETTLED_COMPLETION, marks=pytest.mark.req("R110")),
+    pytest.param(State.LAUNCHING, RecordClass.LAUNCH_UNKNOWN, marks=pytest.mark.req("R111")),
+    pytest.param(State.RECOVERY_REQUIRED, RecordClass.LAUNCH_UNKNOWN, marks=pytest.mark.req("R111")),
+    pytest.param(State.STARTED, RecordClass.POSSIBLE_LOCAL_OWNERSHIP, marks=pytest.mark.req("R112")),
+    pytest.param(State.RUNNING_ACKNOWLEDGED, RecordClass.POSSIBLE_LOCAL_OWNERSHIP, marks=pytest.mark.req("R112", "R113")),
 ]
 
 
 @pytest.mark.req("R120")
-@pytest.mark.parametrize("state, standing", TABLE)
-def test_every_state_has_one_class(state: State, standing: Standing) -> None:
-    assert classify(state) is standing
+@pytest.mark.parametrize("state, record_class", TABLE)
+def test_every_state_has_one_class(state: State, record_class: RecordClass) -> None:
+    assert classify(state) is record_class
 
 
 @pytest.mark.req("R113")
@@ -43,7 +43,7 @@ def test_the_table_above_names_every_state() -> None:
 
 @pytest.mark.req("R106")
 def test_a_finding_has_four_members() -> None:
-    assert Finding.__struct_fields__ == ("offer_id", "attempt_id", "state", "standing")
+    assert Finding.__struct_fields__ == ("offer_id", "attempt_id", "state", "record_class")
 
 
 @pytest.mark.req("R90")

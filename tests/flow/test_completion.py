@@ -651,7 +651,7 @@ async def test_gap_12_a_restarted_worker_that_does_not_know_the_time_yet_does_no
 # -- gap 13
 
 
-@pytest.mark.req("R123")
+@pytest.mark.req("R123", "R550")
 @pytest.mark.parametrize("is_true", [True, False])
 async def test_gap_13_the_digest_is_taken_in_the_order_received(world: World, is_true: bool) -> None:
     from qlworker.domain.revision import Binding
@@ -666,3 +666,7 @@ async def test_gap_13_the_digest_is_taken_in_the_order_received(world: World, is
         await worker.settle()
 
         assert bool(world.records()) == is_true
+        if is_true:
+            stored = world.read().offer
+            assert stored.execution_digest == stored.execution_revision.computed_digest() == digest
+            assert stored.execution_revision.environment == foreign

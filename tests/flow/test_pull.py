@@ -170,7 +170,7 @@ async def test_a_disk_that_takes_no_writes_does_not_end_the_worker(world: World,
     assert world.processes.opened == 1
 
 
-@pytest.mark.req("R144", "R155")
+@pytest.mark.req("R144", "R155", "R547", "R549")
 async def test_fifty_deliveries_of_one_offer_are_one_run(world: World) -> None:
     import trio
 

@@ -13,6 +13,7 @@ import trio
 from qlworker.domain.audit import Audit, AuditBudget, Finding, Readiness
 from qlworker.domain.canonical import b64u, callback_token_digest
 from qlworker.domain.errors import Conflict, Corrupt, Misconfigured, OwnershipHeld, OwnershipLost
+from qlworker.domain.identity import Presence
 from qlworker.domain.receipt import Ending, Receipt, authenticate
 from qlworker.domain.record import Event, InboxRecord, RecoveryReason, State, advance
 from qlworker.flow.recovery.audit import StartupAuditor
@@ -490,6 +491,30 @@ async def test_a_box_without_a_network_holds_its_journal_and_adopts_what_runs(wo
         await worker.until_state("completion_acknowledged")
 
     assert len(world.processes.commands) == 1
+
+
+async def test_a_command_that_is_gone_keeps_no_place_while_its_receipt_is_waited_for(world: World) -> None:
+    world.control.enqueue(make_revision())
+    async with world.worker(max_concurrent_runs=1) as worker:
+        await worker.until_state("running_acknowledged")
+    world.processes.command.publishes = False
+    world.processes.command.end(0)
+    asked = len(world.control.called("offers"))
+    async with world.worker(max_concurrent_runs=1) as worker:
+        await worker.until(lambda: len(world.control.called("offers")) > asked, within_ms=4_900)
+        assert worker.is_in("running_acknowledged")
+
+
+@pytest.mark.parametrize("presence", [Presence.MISMATCH, Presence.PROBE_FAILED, Presence.UNSUPPORTED, Presence.RUNNING])
+async def test_a_command_that_may_run_keeps_its_place(world: World, presence: Presence) -> None:
+    world.control.enqueue(make_revision())
+    async with world.worker(max_concurrent_runs=1) as worker:
+        await worker.until_state("running_acknowledged")
+    world.processes.presence = presence
+    asked = len(world.control.called("offers"))
+    async with world.worker(max_concurrent_runs=1) as worker:
+        await worker.pass_time(4_900)
+        assert len(world.control.called("offers")) == asked
 
 
 @pytest.mark.req("R228", "R229")

@@ -4,6 +4,7 @@ It can read a receipt and look at a process, and has no other port: nothing reac
 complete or remove. What does not prove an end is never turned into one.
 """
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from ...domain.errors import Misconfigured
@@ -73,11 +74,14 @@ class EvidenceReconciler:
         self._authenticate = authenticator
         self._grace_ms = grace_ms
 
-    async def reconcile(self, record: InboxRecord, facts: AuthorityFacts) -> Reconciled:
+    async def reconcile(
+        self, record: InboxRecord, facts: AuthorityFacts, note_absence: Callable[[Presence | None], None] | None = None
+    ) -> Reconciled:
         """What is known of `record`, which is at or behind the barrier, and what its authority allows at one moment (R209).
 
         Raises Corrupt or OSError when the receipt cannot be read, and what the authenticator raises, before any process is
-        asked (R193 to R195).
+        asked (R193 to R195). `note_absence` hears what was seen of a process that does not run, before its receipt is waited
+        for.
         """
         now_ms = self._clock.boot_ms()
         authority = authority_of(record, facts, now_ms)
@@ -88,6 +92,8 @@ class EvidenceReconciler:
             handle = recorded_handle(record)
             presence = None if handle is None else await self._processes.inspect(handle)
             if presence is not Presence.RUNNING:
+                if note_absence is not None:
+                    note_absence(presence)
                 evidence, receipt = await self._late(record, now_ms, server_ms)
         return _seen(record, evidence, receipt, presence, authority)
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from ...domain.audit import RECORDS_MAX, Audit, Finding, Readiness, Standing
+from ...domain.audit import RECORDS_MAX, Audit, Finding, Readiness, RecordClass
 from ...domain.errors import Conflict, Corrupt, Misconfigured, OwnershipLost
 from ...domain.evidence import AuthorityFacts, Reconciled, decided
 from ...domain.record import InboxRecord, State
@@ -108,11 +108,11 @@ class StartupRecovery:
             raise Conflict("internal error: a startup recovery uses one audit, once")
         self._is_used = True
         ways = (
-            (Standing.SETTLED_COMPLETION, self._clean),
-            (Standing.LAUNCH_UNKNOWN, self._decide),
-            (Standing.POSSIBLE_LOCAL_EXECUTION, self._decide),
+            (RecordClass.SETTLED_COMPLETION, self._clean),
+            (RecordClass.LAUNCH_UNKNOWN, self._decide),
+            (RecordClass.POSSIBLE_LOCAL_OWNERSHIP, self._decide),
         )
-        actions = [(finding, act) for standing, act in ways for finding in audit.of(standing)]
+        actions = [(finding, act) for each, act in ways for finding in audit.of(each)]
         if len(actions) > self._max_actions:
             raise Corrupt(
                 f"the startup recovery's action budget is exhausted: {len(actions)} records need one, the budget is "
