@@ -82,6 +82,14 @@ def read_stat(pid: int) -> ProcessStat | None:
     )
 
 
+def read_command_line(pid: int) -> bytes | None:
+    """The arguments of the process that holds `pid` now, each ended by NUL; None when there is none, empty for a zombie."""
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
 def every_stat() -> list[ProcessStat]:
     """Every process that this one can see."""
     found = (read_stat(int(entry)) for entry in os.listdir(PROC) if entry.isdecimal())  # noqa: PTH208

@@ -17,7 +17,7 @@ from ..ports import Held, LaunchPlan, Rejected, StopResult
 from .command_check import check_command
 from .launching import hold, refuse_plan, spawn
 from .pidfd import HeldProcess
-from .process_table import is_alive, read_stat
+from .process_table import is_alive, read_command_line, read_stat
 from .stopping import stop_session
 
 # launcher.pyc where a package ships bytecode alone
@@ -75,8 +75,9 @@ class LinuxProcesses:
     async def inspect(self, handle: DurableHandle) -> Presence:
         """What is to be seen of the launcher and its command (R218).
 
-        RUNNING while one of them lives. EXITED when both are proven gone, also when their pids belong to others by now: in
-        the same boot and namespace a pid with other start ticks proves that the recorded process has ended (R219).
+        RUNNING while the command lives, PENDING while only its launcher does or the command still stands at the gate. EXITED
+        when both are proven gone, also when their pids belong to others by now: in the same boot and namespace a pid with other
+        start ticks proves that the recorded process has ended (R219).
         MISMATCH when the handle speaks of another host or namespace, where nothing can be proven; OTHER_BOOT of an earlier
         boot of this host. UNSUPPORTED without /proc, PROBE_FAILED when it does not tell.
         """
@@ -86,11 +87,14 @@ class LinuxProcesses:
         try:
             if read_stat(os.getpid()) is None:
                 return Presence.UNSUPPORTED
-            recorded = (handle.launcher, handle.command)
-            running = any(process is not None and is_alive(process) for process in recorded)
+            is_launcher_there = is_alive(handle.launcher)
+            is_command_there = handle.command is not None and is_alive(handle.command)
+            is_at_gate = is_launcher_there and is_command_there and _is_at_gate(handle)
         except (OSError, ValueError, IndexError):
             return Presence.PROBE_FAILED
-        return Presence.RUNNING if running else Presence.EXITED
+        if is_at_gate or (is_launcher_there and not is_command_there and handle.command is not None):
+            return Presence.PENDING
+        return Presence.RUNNING if is_launcher_there or is_command_there else Presence.EXITED
 
     async def wait_gone(self, handle: DurableHandle) -> None:
         """Returns once the launcher and its command are gone: then the receipt is published, or will never be.
@@ -134,3 +138,11 @@ class LinuxProcesses:
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
                     continue
             self._children.discard(pid)
+
+
+def _is_at_gate(handle: DurableHandle) -> bool:
+    """The command's process begins as a copy of its launcher and has its arguments until it executes the command."""
+    if handle.command is None:
+        return False
+    launcher, command = read_command_line(handle.launcher.pid), read_command_line(handle.command.pid)
+    return bool(command) and launcher == command

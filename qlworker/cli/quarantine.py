@@ -42,7 +42,7 @@ def quarantine(settings: Settings, name: str, *, is_confirmed: bool, is_forced: 
     JournalSnapshot(settings.state.journal)  # to own a journal that does not exist would make it
     found = trio.run(_owning, settings, partial(_find, settings, name))
     check_may_leave(found.entry)
-    if found.seen is not None and found.seen.process is Presence.RUNNING and not is_forced:
+    if found.seen is not None and found.seen.process in (Presence.RUNNING, Presence.PENDING) and not is_forced:
         print(
             f"qlworker: the command of offer {found.entry.offer_id} runs (launcher {found.seen.launcher_pid}): start the "
             "worker, which takes it up again, or end the command, or give --force",

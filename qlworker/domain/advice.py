@@ -97,7 +97,7 @@ def cost_of_quarantine(
     lines = [_unreported(state, reason)]
     if reason is not RecoveryReason.CONTROL_PLANE_TERMINAL:
         lines.append("the run becomes lost when its lease ends; the control plane may then start another attempt")
-    if presence is Presence.RUNNING:
+    if presence in (Presence.RUNNING, Presence.PENDING):
         lines.append("its command runs and goes on unwatched: no timeout, cancellation or stop reaches it any more")
     elif state is None or (state not in _BEFORE_THE_BARRIER | {State.START_FAILED} and presence not in _OVER):
         lines.append("whether its command runs cannot be told; if it does, it goes on unwatched")

@@ -40,9 +40,14 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 class Presence(StrEnum):
-    """What was seen of a recorded process (R218)."""
+    """What was seen of a recorded process (R218).
+
+    PENDING: the launcher lives and the command does not run. It is held at the gate, or it is over and its receipt is being
+    published; only that receipt will tell which.
+    """
 
     RUNNING = "running"
+    PENDING = "pending"
     EXITED = "exited"
     OTHER_BOOT = "other_boot"
     MISMATCH = "mismatch"

@@ -53,6 +53,7 @@ class Verdict(StrEnum):
     ENDED = "ended"
     NOT_STARTED = "not_started"
     RUNNING = "running"
+    PENDING = "pending"
     UNKNOWN = "unknown"
 
 
@@ -61,12 +62,15 @@ def judge(state: State, receipt: ReceiptEvidence, presence: Presence | None) -> 
 
     `presence` is None when the process was not asked, which a trusted receipt makes unnecessary and an untrusted one forbids
     (R193, R196). A record without a handle can never be RUNNING. "Not started" contradicts an acknowledged running: unknown.
-    Uncertainty is never turned into an end (R206).
+    A pending command has decided nothing: its launcher is about to say whether the gate was ever opened, and to call it running
+    before that could be contradicted. Uncertainty is never turned into an end (R206).
     """
     if receipt is ReceiptEvidence.ENDED:
         return Verdict.ENDED
     if receipt is ReceiptEvidence.NOT_STARTED:
         return Verdict.UNKNOWN if state is State.RUNNING_ACKNOWLEDGED else Verdict.NOT_STARTED
-    if receipt is ReceiptEvidence.MISSING and presence is Presence.RUNNING and state is not State.LAUNCHING:
-        return Verdict.RUNNING
-    return Verdict.UNKNOWN
+    if receipt is not ReceiptEvidence.MISSING or state is State.LAUNCHING:
+        return Verdict.UNKNOWN
+    if presence is Presence.PENDING:
+        return Verdict.PENDING if state is State.STARTED else Verdict.RUNNING
+    return Verdict.RUNNING if presence is Presence.RUNNING else Verdict.UNKNOWN

@@ -73,6 +73,10 @@ class Watcher:
         if seen.receipt is ReceiptEvidence.UNTRUSTED:
             self._log.error("receipt_untrusted", offer=record.offer_id, attempt=record.offer.attempt_id)
         verdict, handle = seen.verdict, recorded_handle(record)
+        if verdict is Verdict.PENDING:
+            if not active.is_gate_opened:
+                return False
+            verdict = Verdict.RUNNING  # this process opened the gate a moment ago: the command is about to run
         if verdict is Verdict.RUNNING and handle is not None:
             return await self._follow_running(active, record, handle, seen)
         if verdict is Verdict.ENDED and seen.end is not None:

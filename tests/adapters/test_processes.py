@@ -370,7 +370,7 @@ async def test_every_presence_is_told_apart(bench: Bench, monkeypatch: pytest.Mo
     async def seen(**changes: Any) -> Presence:
         return await bench.processes.inspect(msgspec.structs.replace(handle, **changes))
 
-    assert await seen() is Presence.RUNNING
+    assert await seen() is Presence.PENDING, "the command stands at the gate"
     assert await seen(b="another-boot") is Presence.OTHER_BOOT
     assert await seen(m="another-host") is Presence.MISMATCH
     assert await seen(m="another-host", b="another-boot") is Presence.MISMATCH
@@ -387,6 +387,22 @@ async def test_every_presence_is_told_apart(bench: Bench, monkeypatch: pytest.Mo
     await held.gate.abandon()
     await bench.processes.wait_gone(handle)
     assert await seen() is Presence.EXITED
+
+
+async def test_a_launcher_whose_command_is_over_is_pending_until_it_has_said_so(bench: Bench) -> None:
+    ready = Fifo(bench.root / "ready")
+    handle = await bench.start(f"echo ready > {ready.path}; {SLEEP}")
+    ready.line()
+    assert await bench.processes.inspect(handle) is Presence.RUNNING
+    command = command_of(handle)
+    with HeldProcess.open(command) as held:  # type: ignore[union-attr]
+        os.kill(handle.p, signal.SIGSTOP)
+        os.kill(command.pid, signal.SIGKILL)
+        await held.wait()
+    assert await bench.processes.inspect(handle) is Presence.PENDING
+    os.kill(handle.p, signal.SIGCONT)
+    await bench.processes.wait_gone(handle)
+    assert await bench.processes.inspect(handle) is Presence.EXITED
 
 
 async def test_a_handle_of_the_first_version_speaks_of_the_launcher_alone(bench: Bench) -> None:

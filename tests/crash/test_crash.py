@@ -52,7 +52,6 @@ def test_a_record_says_running_only_after_the_control_plane_does(site: Site) -> 
     site.worker.stop()
 
 
-@pytest.mark.xfail(strict=True, reason="a launcher that has not yet said `not started` is taken for a running command")
 def test_a_launcher_slow_to_say_that_nothing_ran_is_not_taken_for_a_running_command(site: Site) -> None:
     shutil.rmtree(site.box.state, ignore_errors=True)
     run_id = site.run(KINDS["quick"])

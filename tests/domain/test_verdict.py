@@ -50,8 +50,12 @@ def test_what_is_settled_or_needs_an_operator_rests(state: State) -> None:
 def test_without_a_trusted_receipt_nothing_has_ended(state: State, receipt: ReceiptEvidence, presence: Presence | None) -> None:
     verdict = judge(state, receipt, presence)
 
-    may_run = receipt is ReceiptEvidence.MISSING and presence is Presence.RUNNING and state is not State.LAUNCHING
-    assert verdict is (Verdict.RUNNING if may_run else Verdict.UNKNOWN)
+    if receipt is ReceiptEvidence.UNTRUSTED or state is State.LAUNCHING:
+        assert verdict is Verdict.UNKNOWN
+    elif presence is Presence.PENDING:
+        assert verdict is (Verdict.PENDING if state is State.STARTED else Verdict.RUNNING)
+    else:
+        assert verdict is (Verdict.RUNNING if presence is Presence.RUNNING else Verdict.UNKNOWN)
 
 
 @pytest.mark.req("R196")

@@ -132,7 +132,7 @@ async def test_a_receipt_that_cannot_be_read_stops_everything_about_that_run_and
 
 
 @pytest.mark.req("R198", "R202", "R203", "R204", "R205", "R206")
-@pytest.mark.parametrize("presence", [p for p in Presence if p is not Presence.RUNNING])
+@pytest.mark.parametrize("presence", [p for p in Presence if p not in (Presence.RUNNING, Presence.PENDING)])
 async def test_what_is_seen_of_a_process_without_a_receipt_is_never_turned_into_an_end(
     world: World, presence: Presence
 ) -> None:
@@ -145,6 +145,29 @@ async def test_what_is_seen_of_a_process_without_a_receipt_is_never_turned_into_
     assert world.processes.stopped == []
     assert world.control.called("completion", "start-failure") == []
     assert len(world.processes.commands) == 1
+
+
+@pytest.mark.req("R206", "R239")
+async def test_a_command_whose_launcher_has_not_spoken_yet_is_neither_called_running_nor_given_up(world: World) -> None:
+    """The first worker died before it opened the gate, and the launcher is slow to say so."""
+    attempt = world.control.enqueue(make_revision())
+
+    async def life() -> None:
+        async with world.worker() as worker:
+            reached, _ = world.pause("gate open")
+            await worker.until(reached.is_set)
+            world.is_dead = True
+
+    await outlive(life)
+    world.processes.presence = Presence.PENDING
+    async with world.worker() as worker:
+        await worker.pass_time(20_000)
+        assert (world.read().state, attempt.status) == (State.STARTED, "starting")
+        world.processes.command.never_opened()
+        world.processes.presence = None
+        await worker.until_state("start_failure_acknowledged")
+
+    assert world.control.called("running") == []
 
 
 @pytest.mark.req("R184")

@@ -91,7 +91,7 @@ class EvidenceReconciler:
         if evidence is ReceiptEvidence.MISSING:
             handle = recorded_handle(record)
             presence = None if handle is None else await self._processes.inspect(handle)
-            if presence is not Presence.RUNNING:
+            if presence not in (Presence.RUNNING, Presence.PENDING):
                 if note_absence is not None:
                     note_absence(presence)
                 evidence, receipt = await self._late(record, now_ms, server_ms)
