@@ -29,7 +29,7 @@ from .adapters.processes import LinuxProcesses
 from .adapters.receipts import ReceiptFiles
 from .adapters.transport import HttpsLink
 from .config import Settings
-from .domain.audit import Audit, AuditBudget, RecordClass
+from .domain.audit import SETTLED_CLASSES, Audit, AuditBudget
 from .domain.capabilities import Dialect, describe, has_dialect
 from .domain.errors import Corrupt, Misconfigured, OwnershipLost
 from .domain.identity import Place
@@ -231,7 +231,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
 async def _run_owned(parts: Parts, audit: Audit, signals: AsyncIterator[int]) -> int:
     unfinished = audit.unfinished
     await parts.sessions.load(has_work=bool(unfinished))
-    settled = len(audit.of(RecordClass.SETTLED_COMPLETION, RecordClass.SETTLED_START_FAILURE))
+    settled = len(audit.of(*SETTLED_CLASSES))
     parts.log.info(
         "journal_read",
         unsettled=len(unfinished),

@@ -41,6 +41,8 @@ _CLASSES: Final[dict[State, RecordClass]] = {
     State.RUNNING_ACKNOWLEDGED: RecordClass.POSSIBLE_LOCAL_OWNERSHIP,
 }
 
+SETTLED_CLASSES: Final = frozenset({RecordClass.SETTLED_COMPLETION, RecordClass.SETTLED_START_FAILURE})
+
 
 def classify(state: State) -> RecordClass:
     """The class of a record in `state`. RUNNING_ACKNOWLEDGED is not an end: a command may be running (R113)."""
@@ -76,10 +78,9 @@ class Audit(msgspec.Struct, frozen=True):
     @property
     def readiness(self) -> Readiness:
         """READY when every record is settled (R99, R115)."""
-        settled = (RecordClass.SETTLED_COMPLETION, RecordClass.SETTLED_START_FAILURE)
         return (
             Readiness.READY
-            if all(each.record_class in settled for each in self.findings)
+            if all(each.record_class in SETTLED_CLASSES for each in self.findings)
             else Readiness.RECONCILIATION_REQUIRED
         )
 
@@ -90,9 +91,10 @@ class Audit(msgspec.Struct, frozen=True):
     @property
     def unfinished(self) -> list[Finding]:
         """What still asks for a step of this worker. RECOVERY_REQUIRED does not: it waits for an operator."""
-        settled = (RecordClass.SETTLED_COMPLETION, RecordClass.SETTLED_START_FAILURE)
         return [
-            each for each in self.findings if each.record_class not in settled and each.state is not State.RECOVERY_REQUIRED
+            each
+            for each in self.findings
+            if each.record_class not in SETTLED_CLASSES and each.state is not State.RECOVERY_REQUIRED
         ]
 
 

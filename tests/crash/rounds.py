@@ -24,7 +24,7 @@ from .faults import Faults
 from .harness import KINDS, Site, make_world
 from .outcome import Fault, Tally, outcome
 
-SIDE_BY_SIDE = 3
+SIDE_BY_SIDE = 4
 ROUNDS_PER_WORLD = 20
 RANDOM_KINDS = ("quick", "quick", "secret", "three", "looks-killed", "killed", "stubborn", "loud", "slow", "endless", "missing")
 DISK = "64m"
@@ -85,13 +85,14 @@ class Round:
         self._tally = tally
         self._runs: dict[str, str] = {}
         self._logs: list[str] = []
+        self._had_no_room = any(life.act == "fill disk" for life in plan.lives)
 
     def play(self) -> None:
         """All lives, then a worker without faults until everything has come to rest, then the judgement."""
         for life in self._plan.lives:
             self._keep_alive(life.faults)
-            for name in life.runs:
-                self._runs[self._site.run(KINDS[name])] = name
+            run_ids = self._site.run(*(KINDS[name] for name in life.runs))
+            self._runs |= dict(zip(run_ids, life.runs, strict=True))
             time.sleep(life.after_ms / 1000)
             self._act(life)
         self._judge(self._converge())
@@ -133,13 +134,14 @@ class Round:
             self._bury()
 
     def _bury(self) -> None:
-        """Keeps the log of a worker that is over; one that ended by itself without being killed is a failure."""
+        """Keeps the log of a worker that is over; one that ended by itself without being killed is a failure, but for one that
+        was started on a full disk."""
         worker, self._site.worker = self._site.worker, None
         if worker is None:
             return
         code = worker.wait()
         self._logs.append(worker.text())
-        if code != -signal.SIGKILL:
+        if code != -signal.SIGKILL and not self._had_no_room:
             self._tally.notes.append(f"round {self._plan.number}: the worker ended by itself with {code}:\n{worker.text()}")
 
     def _signal(self, number: signal.Signals) -> None:
@@ -161,11 +163,10 @@ class Round:
         self._tally.rounds += 1
         before = len(self._tally.notes)
         came_to_nothing = False
-        had_no_room = any(life.act == "fill disk" for life in self._plan.lives)
         for seen in self._site.look(self._runs):
             came_to_nothing |= outcome(seen) is None
             kind = KINDS[self._runs[seen.run_id]]
-            self._tally.count(seen, msgspec.structs.replace(kind.expected, may_be_refused=had_no_room), None, where)
+            self._tally.count(seen, msgspec.structs.replace(kind.expected, may_be_refused=self._had_no_room), None, where)
         if not settled and not came_to_nothing:
             self._tally.lost_completions += 1
             self._tally.notes.append(f"{where}: {Fault.LOST_COMPLETION}: the worker never came to rest")

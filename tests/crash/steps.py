@@ -22,7 +22,7 @@ def run_case(site: Site, case: Case, tally: Tally) -> Seen:
     """Runs one case in a state of its own and counts it."""
     shutil.rmtree(site.box.state, ignore_errors=True)
     kind = KIND[case.scenario]
-    run_id = site.run(kind)
+    (run_id,) = site.run(kind)
     worker = site.start(case.faults)
     if case.faults.die or case.faults.with_worker:
         died = has_died(worker)
@@ -30,7 +30,7 @@ def run_case(site: Site, case: Case, tally: Tally) -> Seen:
         # The launcher alone dies: the worker that saw it is killed only when it has judged it.
         died = site.settle([run_id])
         worker.kill()
-    site.start(Faults())
+    site.start(Faults()).wait_event("journal_read")
     settled = site.settle([run_id])
     (seen,) = site.look([run_id])
     assert site.worker is not None

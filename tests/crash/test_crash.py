@@ -41,7 +41,7 @@ def test_a_command_runs_at_most_once_and_its_end_is_proven_or_honestly_unknown(s
 @pytest.mark.req("R23")
 def test_a_record_says_running_only_after_the_control_plane_does(site: Site) -> None:
     shutil.rmtree(site.box.state, ignore_errors=True)
-    run_id = site.run(KINDS["quick"])
+    (run_id,) = site.run(KINDS["quick"])
 
     assert site.start(Faults(die="before:ask running")).wait() == -signal.SIGKILL
 
@@ -54,7 +54,7 @@ def test_a_record_says_running_only_after_the_control_plane_does(site: Site) -> 
 
 def test_a_launcher_slow_to_say_that_nothing_ran_is_not_taken_for_a_running_command(site: Site) -> None:
     shutil.rmtree(site.box.state, ignore_errors=True)
-    run_id = site.run(KINDS["quick"])
+    (run_id,) = site.run(KINDS["quick"])
     faults = Faults(die="before:open gate", launcher="before:receipt", launcher_stops=True)
     assert site.start(faults).wait() == -signal.SIGKILL
     handle = DurableHandle.parse(site.records()[run_id]["executorHandle"])
