@@ -302,7 +302,7 @@ def test_what_may_run_unwatched_is_said_unless_it_is_known_to_be_over(state: Sta
         State.RUNNING_ACKNOWLEDGED,
         State.RECOVERY_REQUIRED,
     }
-    if presence is Presence.RUNNING:
+    if presence in (Presence.RUNNING, Presence.PENDING):
         assert "its command runs and goes on unwatched" in said
     else:
         is_over = state is not None and presence in {Presence.EXITED, Presence.OTHER_BOOT}

@@ -142,7 +142,7 @@ class LinuxProcesses:
 
 def _is_at_gate(handle: DurableHandle) -> bool:
     """The command's process begins as a copy of its launcher and has its arguments until it executes the command."""
-    if handle.command is None:
+    if handle.command is None or handle.command.pid == handle.launcher.pid:
         return False
     launcher, command = read_command_line(handle.launcher.pid), read_command_line(handle.command.pid)
     return bool(command) and launcher == command

@@ -156,6 +156,7 @@ async def test_a_command_whose_launcher_has_not_spoken_yet_is_neither_called_run
         async with world.worker() as worker:
             reached, _ = world.pause("gate open")
             await worker.until(reached.is_set)
+            world.processes.command.publishes = False
             world.is_dead = True
 
     await outlive(life)
@@ -163,8 +164,8 @@ async def test_a_command_whose_launcher_has_not_spoken_yet_is_neither_called_run
     async with world.worker() as worker:
         await worker.pass_time(20_000)
         assert (world.read().state, attempt.status) == (State.STARTED, "starting")
-        world.processes.command.never_opened()
-        world.processes.presence = None
+        command = world.processes.command
+        publish(command.receipt(125, Ending.NOT_STARTED), command.plan.receipt)
         await worker.until_state("start_failure_acknowledged")
 
     assert world.control.called("running") == []
