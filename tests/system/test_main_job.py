@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from qlworker.adapters.process_table import every_stat
+
 from .world import Box, World
 
 
@@ -219,3 +221,18 @@ def test_the_worker_never_leaves_a_core_dump_but_a_command_may_ask_for_one(box: 
 
     assert core[4] == "0"
     assert output.decode().strip() == core[5]
+
+
+@pytest.mark.req("R9", "R45", "R544", "R548")
+def test_a_running_command_costs_one_launcher_and_nothing_else(box: Box, worker, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    os.mkfifo(go_on)
+    run_id = box.run(f"echo there; read line < {go_on}")
+    box.follow(run_id, until=b"there\n")
+
+    children = [stat.process.pid for stat in every_stat() if stat.parent == worker.pid]
+    below = [stat.process.pid for stat in every_stat() if stat.parent in children]
+    go_on.write_text("\n")
+
+    assert (len(children), len(below)) == (1, 1)
+    assert box.finish(run_id)[0].run.status == "succeeded"
