@@ -79,7 +79,12 @@ class World:
         )
         file = kit / "qlworker.toml"
         settings_table = _merge(tomllib.loads(file.read_text()), tomllib.loads(settings))
-        defaults = {"worker": {"labels": {"box": name}}, "session": {"cadence_ms": 100, "pull_backoff_ms": 100}}
+        # Quick to react, and quick to start: where no interpreter is, none is asked for its version.
+        defaults = {
+            "worker": {"labels": {"box": name}},
+            "session": {"cadence_ms": 100, "pull_backoff_ms": 100},
+            "execution": {"search_path": "/usr/sbin:/sbin"},
+        }
         file.write_text(_toml(_merge(defaults, settings_table)))
         return Box(self, name, directory)
 
