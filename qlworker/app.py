@@ -208,7 +208,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
     async def prepare() -> None:
         # From here on, because a large journal on slow flash may take longer to read than the lock lasts. Ends with the lock.
         trio.lowlevel.spawn_system_task(ownership.refresh_forever, name="journal owner refresh")
-        _check_abilities(durable.probe(settings.state.journal), settings, log)
+        _check_abilities(settings, log)
         await journal.open()
         await outputs.open()
 
@@ -249,8 +249,16 @@ async def _run_owned(parts: Parts, audit: Audit, signals: AsyncIterator[int]) ->
     return DONE
 
 
-def _check_abilities(abilities: durable.Abilities, settings: Settings, log: Log) -> None:
-    """Raises Misconfigured where a journal cannot be kept; says where a power cut may cost the last change (R50, R52)."""
+def _check_abilities(settings: Settings, log: Log) -> None:
+    """Raises Misconfigured where a journal cannot be kept; says where a power cut may cost the last change (R50, R52).
+
+    A disk that takes no writes now cannot be tried out; that is no reason to leave running commands unwatched.
+    """
+    try:
+        abilities = durable.probe(settings.state.journal)
+    except OSError as error:
+        log.error("state_unwritable", error=type(error).__name__, number=error.errno)
+        return
     if not abilities.is_supported:
         raise Misconfigured(
             f"state.directory = {settings.state.directory}: its file system ({abilities.file_system or 'unknown'}) "
