@@ -22,9 +22,11 @@ demo: $(READY)
 demo-idle: $(READY)
 	@$(BIN)/python -m qlworker.control.demo --idle
 
-# Two to eight processes: more would only fight for the loopback and the disk.
+# Two processes a core, because many tests wait for something to come.
+JOBS ?= $(shell expr 2 \* $$(nproc))
+
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -q $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -q $(PYTEST_ARGS)
 
 # Kills at every step, then N rounds at random; SEED= plans the same rounds again. One line and exit status 1 for a promise broken.
 N ?= 30

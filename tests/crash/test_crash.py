@@ -1,9 +1,13 @@
-"""A worker killed before and after every step of a run, its launcher at every step of its own, and both at random."""
+"""A worker killed before and after every step of a run, its launcher at every step of its own, and the worker at random.
+
+`make crash` kills both at once as well, and in as many random rounds as one likes.
+"""
 
 import os
 import secrets
 import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.req("R1", "R2", "R4", "R5", "R6", "R7", "R162", "R163", "R167", "R168", "R169", "R170", "R171", "R178", "R541")
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in cases() if not case.faults.with_worker], ids=lambda case: case.name)
 def test_a_command_runs_at_most_once_and_its_end_is_proven_or_honestly_unknown(site: Site, case: Case) -> None:
     tally = Tally()
 
@@ -74,10 +78,11 @@ def test_a_launcher_slow_to_say_that_nothing_ran_is_not_taken_for_a_running_comm
 
 
 @pytest.mark.req("R1", "R3", "R5", "R162", "R168")
-def test_random_kills_lost_answers_frozen_workers_and_full_disks_double_and_lose_nothing(tmp_path: Path) -> None:
+def test_random_kills_lost_answers_frozen_workers_and_full_disks_double_and_lose_nothing() -> None:
     seed = secrets.randbelow(1_000_000)
 
-    tally = run_rounds(tmp_path / "rounds", seed, 3)
+    with tempfile.TemporaryDirectory(prefix="crash-") as short:  # a Unix socket's path has at most 107 bytes
+        tally = run_rounds(Path(short) / "rounds", seed, 3)
 
     assert tally.rounds == 3
     assert tally.executions > 0
