@@ -11,28 +11,32 @@ READY = $(VENV)/.ready
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-idle test crash lint lock clean
+.PHONY: help demo demo-idle test crash compiled lint lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -3
 
-demo: $(READY)
+demo: compiled
 	@$(BIN)/python -m qlworker.control.demo
 
-demo-idle: $(READY)
+demo-idle: compiled
 	@$(BIN)/python -m qlworker.control.demo --idle
 
 # Two processes a core, because many tests wait for something to come.
 JOBS ?= $(shell expr 2 \* $$(nproc))
 
-test: $(READY)
+test: compiled
 	$(BIN)/python -m pytest -n $(JOBS) -q $(PYTEST_ARGS)
 
 # Kills at every step, then N rounds at random; SEED= plans the same rounds again. One line and exit status 1 for a promise broken.
 N ?= 30
 SEED ?=
-crash: $(READY)
+crash: compiled
 	@$(BIN)/python -m tests.crash --rounds $(N) $(if $(SEED),--seed $(SEED))
+
+# Programs are started hundreds of times: without bytecode each start would compile everything anew where writing it is off.
+compiled: $(READY)
+	@$(BIN)/python -m compileall -q qlworker tests
 
 lint: $(READY)
 	$(BIN)/ruff check
