@@ -303,6 +303,7 @@ class World:
             reached, go_on = self.pauses.pop(text)
             reached.set()
             await go_on.wait()
+            self.check()
         if self.faults[text]:
             raise self.faults[text].pop(0)
         yield

@@ -154,10 +154,11 @@ async def test_a_command_whose_launcher_has_not_spoken_yet_is_neither_called_run
 
     async def life() -> None:
         async with world.worker() as worker:
-            reached, _ = world.pause("gate open")
+            reached, go_on = world.pause("gate open")
             await worker.until(reached.is_set)
             world.processes.command.publishes = False
             world.is_dead = True
+            go_on.set()
 
     await outlive(life)
     world.processes.presence = Presence.PENDING
@@ -655,9 +656,10 @@ async def test_gap_12_a_restarted_worker_that_does_not_know_the_time_yet_does_no
 
     async def life() -> None:
         async with world.worker() as worker:
-            reached, _ = world.pause("output prepare")
+            reached, go_on = world.pause("output prepare")
             await worker.until(reached.is_set)
             world.is_dead = True
+            go_on.set()
 
     await outlive(life)
     assert world.read().state is State.STARTING_ACKNOWLEDGED

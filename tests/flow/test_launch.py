@@ -259,9 +259,10 @@ async def test_a_restart_that_finds_launching_calls_neither_materialiser_nor_exe
     async def life() -> None:
         world.kill_at = None
         async with world.worker() as worker:
-            reached, _ = world.pause("executor launch")
+            reached, go_on = world.pause("executor launch")
             await worker.until(reached.is_set)
             world.is_dead = True
+            go_on.set()
 
     await outlive(life)
     assert world.read().state is State.LAUNCHING
@@ -451,13 +452,14 @@ async def test_a_rejection_is_on_disk_before_it_is_reported_and_is_reported_once
 @pytest.mark.req("R386")
 async def test_a_held_command_with_its_handle_is_started(world: World) -> None:
     world.control.enqueue(make_revision())
-    reached, _ = world.pause("gate open")
+    reached, go_on = world.pause("gate open")
     async with world.worker() as worker:
         await worker.until(reached.is_set)
 
         assert world.read().state is State.STARTED
         assert world.read().executor_handle == world.processes.command.handle.text()
         assert world.processes.opened == 0
+        go_on.set()
 
 
 async def test_what_can_be_foreseen_is_refused_before_the_barrier(world: World) -> None:
