@@ -272,8 +272,12 @@ class Stage:
                 if patience.cancelled_caught:
                     process.kill()
                     await process.wait()
-        for pid in self.leftovers():
-            _kill(pid, self._belongs)
+        # Again until none is seen: one that was just being forked is not in the list, and a killed one takes a moment to go.
+        with trio.move_on_after(5):
+            while left := self.leftovers():
+                for pid in left:
+                    _kill(pid, self._belongs)
+                await trio.sleep(0.01)
 
     def _command(self, *arguments: str, config: bool = True) -> list[str]:
         named = ["--config", str(self.data / "qlcontrol.toml")] if config else []
