@@ -21,7 +21,6 @@ from .outcome import Expected, Fault, Seen, Tally, faults, outcome
 from .rounds import plan, run_rounds
 from .steps import run_case
 
-
 # Every point of the worker, and half of the launcher's own; `make crash` has them all.
 IN_THE_SUITE = [
     case for case in cases() if case.faults.die or (case.faults.launcher.startswith("before:") and not case.faults.with_worker)
