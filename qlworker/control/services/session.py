@@ -3,7 +3,7 @@
 Source: control-plane.md §3, wire-protocol.md §2.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import insert, select, update
@@ -132,12 +132,7 @@ def heartbeat(tx: Transaction, caller: Caller, request: HeartbeatRequest, settin
     _replace(tx, session, after)
     return HeartbeatResponse(
         schema=HEARTBEAT_SCHEMA,
-        worker_id=after.worker_id,
-        session_id=after.session_id,
-        generation=after.generation,
-        version=after.version,
-        status=SessionStatus(after.status),
-        lease_expires_at_ms=after.lease_expires_at_ms,
+        **_projection(after),
     )
 
 
@@ -155,12 +150,7 @@ def transition(tx: Transaction, caller: Caller, request: TransitionRequest, sett
     _replace(tx, session, after)
     return TransitionResponse(
         schema=TRANSITION_SCHEMA,
-        worker_id=after.worker_id,
-        session_id=after.session_id,
-        generation=after.generation,
-        version=after.version,
-        status=SessionStatus(after.status),
-        lease_expires_at_ms=after.lease_expires_at_ms,
+        **_projection(after),
     )
 
 
@@ -180,14 +170,21 @@ def _same_session(tx: Transaction, stored: Session, request: RegisterRequest) ->
 def _registered(session: Session, *, replaced: bool) -> RegisterResponse:
     return RegisterResponse(
         schema=REGISTER_SCHEMA,
-        worker_id=session.worker_id,
-        session_id=session.session_id,
-        generation=session.generation,
-        version=session.version,
-        status=SessionStatus(session.status),
-        lease_expires_at_ms=session.lease_expires_at_ms,
+        **_projection(session),
         replaced_session=replaced,
     )
+
+
+def _projection(session: Session) -> dict[str, Any]:
+    """What every answer tells of the session (wire-protocol §2.3 to §2.5)."""
+    return {
+        "worker_id": session.worker_id,
+        "session_id": session.session_id,
+        "generation": session.generation,
+        "version": session.version,
+        "status": SessionStatus(session.status),
+        "lease_expires_at_ms": session.lease_expires_at_ms,
+    }
 
 
 def _at_version(tx: Transaction, caller: Caller, generation: int, version: int) -> Session:
