@@ -67,9 +67,7 @@ DONE: Final = 0
 class Parts(msgspec.Struct, frozen=True):
     """The worker put together."""
 
-    settings: Settings
     log: Log
-    clock: SystemClock
     ownership: JournalOwnership
     lifecycle: JournalLifecycle
     link: HttpsLink
@@ -225,7 +223,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
         ),
         prepare=prepare,
     )
-    return Parts(settings, log, clock, ownership, lifecycle, link, sessions, executions, output, cadence)
+    return Parts(log, ownership, lifecycle, link, sessions, executions, output, cadence)
 
 
 async def _run_owned(parts: Parts, audit: Audit, signals: AsyncIterator[int]) -> int:

@@ -6,7 +6,7 @@ Every coroutine may be cancelled unless it says otherwise. Times ending in `_ms`
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -229,13 +229,6 @@ class Link(Protocol):
 
     async def upload(self, session_id: str, preamble: bytes, output: SealedOutput, *, response_limit: int) -> bytes:
         """Streams an artifact on a connection of its own and returns the answer's body."""
-
-
-class Machine(Protocol):
-    """Facts about this box."""
-
-    def capabilities(self) -> Mapping[str, Any]:
-        """Architecture, operating system, memory, disk, runtimes found on PATH."""
 
 
 class Log(Protocol):
