@@ -243,7 +243,7 @@ class SessionKeeper:
             return
 
     async def _remember(self, answer: RegisterResponse, capabilities: CapabilitiesText) -> None:
-        self._stored = StoredSession(
+        stored = StoredSession(
             schema_version=1,
             worker_id=answer.worker_id,
             session_id=answer.session_id,
@@ -253,7 +253,9 @@ class SessionKeeper:
             max_concurrent_runs=self._terms.max_concurrent_runs,
             lease_duration_ms=self._terms.lease_duration_ms,
         )
-        await self._store.write_session(self._stored)
+        # Before it is used: a session that only memory knows would fence its own work after a crash.
+        await self._store.write_session(stored)
+        self._stored = stored
         self._fresh_id = None
 
     def _adopt(self, answer: RegisterResponse, *, expires_at: int) -> None:

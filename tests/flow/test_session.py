@@ -1,5 +1,6 @@
 """The session: opened, continued, kept, fenced, suspended, run out, drained and signed off."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -343,3 +344,19 @@ async def test_a_worker_restarted_in_the_middle_of_a_drain_takes_new_work_once_t
         await worker.pass_time(20_000)
 
         assert worker.sessions.may_pull
+
+
+async def test_a_session_that_the_disk_did_not_take_is_not_used(world: World) -> None:
+    world.faults["session write"] = [OSError(errno.ENOSPC, "No space left on device")] * 2
+    async with world.worker() as worker:
+        await worker.until(lambda: len(world.control.called("register")) == 2)
+        assert not worker.sessions.may_pull
+        assert world.control.called("heartbeat") == []
+        await worker.pass_time(10_000)
+        assert worker.sessions.may_pull
+    generation = world.control.session.generation
+
+    async with world.worker() as worker:
+        await worker.pass_time(1_000)
+
+    assert world.control.session.generation == generation
