@@ -28,6 +28,7 @@ SIDE_BY_SIDE = 4
 ROUNDS_PER_WORLD = 20
 RANDOM_KINDS = ("quick", "quick", "secret", "three", "looks-killed", "killed", "stubborn", "loud", "slow", "endless", "missing")
 DISK = "64m"
+STARTS = 3
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -155,8 +156,14 @@ class Round:
             self._bury()
         elif self._site.faults.die_after:
             self._kill()  # it may die at any time, and it is to converge now
-        self._keep_alive(Faults())
-        return self._site.settle(self._runs)
+        # As an init system would: a worker that met the full disk while it started ends, and its next start finds room.
+        for _ in range(STARTS if self._had_no_room else 1):
+            self._keep_alive(Faults())
+            if self._site.settle(self._runs):
+                return True
+            if self._site.worker is not None and self._site.worker.is_running():
+                return False
+        return False
 
     def _judge(self, settled: bool) -> None:
         where = f"round {self._plan.number}"
