@@ -27,6 +27,10 @@ from .session import SessionKeeper
 
 ACKNOWLEDGE_AGAIN_MS: Final = 1000
 
+DEADLINE_MARGIN_MS: Final = 100
+"""A stop comes this much after the deadline, so that the end is past it on the control plane's clock too, whose time is known
+here only as well as an answer's way allows."""
+
 
 class Watcher:
     """Watches one attempt a round at a time. `stop_grace_ms` is the time between TERM and KILL."""
@@ -148,7 +152,7 @@ class Watcher:
     async def _pass_deadline(self, active: ActiveOffer, deadline_at: int) -> None:
         """The control plane notes the timeout when it is asked after the deadline; unreachable, the stop is carried out all
         the same (wire-protocol §7.5)."""
-        await self._clock.sleep_until(deadline_at)
+        await self._clock.sleep_until(deadline_at + DEADLINE_MARGIN_MS)
         await self._lease_control.renew(active)
         active.want_stop(StopReason.TIMEOUT)
 

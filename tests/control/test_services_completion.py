@@ -10,6 +10,7 @@ from qlworker.control.schema import runs, worker_sessions
 from qlworker.control.services.session import Caller
 from qlworker.domain.errors import Fenced
 from qlworker.wire.completion import Artifact, CompletionResult
+from tests.builders import make_revision
 from tests.control.fixtures import LEASE_MS, LOG, OTHER_SESSION, SESSION, START_MS, WORKER, Held, Plane
 
 MINUTE_MS = 60_000
@@ -85,6 +86,33 @@ def test_a_completion_ends_run_attempt_and_lease(plane: Plane, held: Held, exit_
     assert (run.status, run.error_code, run.finished_at_ms) == (status, code, START_MS + MINUTE_MS)
     assert (attempt.status, attempt.exit_code, attempt.lease_version) == (status, exit_code, 1)
     assert plane.events(held.run_id)[-2:] == [f"attempt.{status}", f"run.{status}"]
+
+
+def timed(plane: Plane, seconds: float) -> Held:
+    """A running attempt whose log is stored and whose command may take that long."""
+    held = plane.drive("running", make_revision(timeout_ms=int(seconds * 1000)))
+    plane.store(held)
+    return held
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "took_ms", "status"),
+    [(143, 60_100, "timed_out"), (143, 59_000, "failed"), (0, 60_100, "succeeded")],
+)
+def test_a_failure_past_the_deadline_is_a_timeout_even_if_nobody_asked_for_the_stop(
+    plane: Plane, exit_code: int, took_ms: int, status: str
+) -> None:
+    held = timed(plane, 60)
+    plane.clock.advance(took_ms + 1_000)
+    request = held.completion(exit_code)
+    request = msgspec.structs.replace(
+        request, result=msgspec.structs.replace(request.result, finished_at_ms=START_MS + took_ms)
+    )
+    assert plane.complete(held, request).status == "applied"
+    run, attempt = plane.facts(held)
+    assert (run.status, attempt.status, run.cancel_reason) == (status, status, "timeout" if status == "timed_out" else None)
+    assert plane.events(held.run_id).count("run.cancel_requested") == (status == "timed_out")
+    assert plane.complete(held, request).status == "already_completed"
 
 
 def test_a_completion_is_accepted_while_the_attempt_is_still_starting(plane: Plane) -> None:  # D4

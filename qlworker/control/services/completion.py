@@ -21,6 +21,7 @@ from .authority import COMPLETED, Claim, identify, require_lease
 from .claiming import DISPATCHING
 from .outcome import ending_of_exit, finish
 from .session import Caller, require_session
+from .timeout import intend_timeout
 
 CLOCK_SKEW_MS: Final = 5 * 60 * 1000
 """How far a worker's times may lie ahead of the control plane's clock (D17)."""
@@ -54,7 +55,11 @@ def complete(
 
 
 def _apply(tx: Transaction, claim: Claim, request: CompletionRequest) -> None:
-    attempt, run, result = claim.attempt, claim.run, request.result
+    result = request.result
+    if result.exit_code != 0:
+        # A worker that died between the stop and its report cannot tell why the command failed; the deadline can.
+        claim = intend_timeout(tx, claim, result.finished_at_ms)
+    attempt, run = claim.attempt, claim.run
     known = [tx.now_ms, result.finished_at_ms, run.created_at_ms, attempt.created_at_ms, attempt.started_at_ms or 0]
     prefix = f"remote-completion:{attempt.id}:{claim.lease.lease_generation}:{request.callback_sequence}"
     finish(

@@ -7,13 +7,14 @@ network drops one packet does not lose its lease.
 from ...domain.errors import Fenced
 from ...domain.lease import StopReason
 from ...wire.lease_control import LEASE_CONTROL_SCHEMA, LeaseControlRequest, LeaseControlResponse, Stop
-from ..aggregate import TERMINAL, Run, append_event
+from ..aggregate import TERMINAL
 from ..config import Settings
 from ..database import Transaction
 from .activation import RUNNING, STARTING
 from .authority import COMPLETED, Claim, change_lease, identify, require_lease
 from .claiming import CLAIMED
 from .session import Caller, require_session
+from .timeout import intend_timeout
 
 
 def control(tx: Transaction, caller: Caller, request: LeaseControlRequest, settings: Settings) -> LeaseControlResponse:
@@ -27,10 +28,9 @@ def control(tx: Transaction, caller: Caller, request: LeaseControlRequest, setti
     if _is_lost_answer(tx, claim, request):
         return _alive(claim)
     require_lease(tx, claim, request.expected_lease_version)
-    run = _intend_timeout(tx, claim)
     renewed = change_lease(
         tx,
-        Claim(run, claim.attempt, claim.lease),
+        intend_timeout(tx, claim, tx.now_ms),
         version=claim.lease.version + 1,
         renewed_at_ms=max(tx.now_ms, claim.lease.renewed_at_ms),
         expires_at_ms=max(tx.now_ms, claim.lease.renewed_at_ms) + settings.run_lease_ms,
@@ -43,23 +43,6 @@ def _is_lost_answer(tx: Transaction, claim: Claim, request: LeaseControlRequest)
     the claim's own, which no holder of this generation can be one behind of."""
     lease = claim.lease
     return lease.is_live(tx.now_ms) and lease.version == request.expected_lease_version + 1
-
-
-def _intend_timeout(tx: Transaction, claim: Claim) -> Run:
-    """Writes the intent once when the deadline has passed and nobody asked for a stop before (§11.2)."""
-    run, attempt = claim.run, claim.attempt
-    if attempt.deadline_at_ms is None or tx.now_ms < attempt.deadline_at_ms or run.cancel_requested_at_ms is not None:
-        return run
-    return append_event(
-        tx,
-        run,
-        "run.cancel_requested",
-        actor_type="system",
-        attempt_id=attempt.id,
-        payload={"reason": StopReason.TIMEOUT.value, "deadlineAtMs": attempt.deadline_at_ms},
-        dedupe_key=f"remote-timeout:{attempt.id}:{claim.lease.lease_generation}",
-        changes={"cancel_requested_at_ms": tx.now_ms, "cancel_reason": StopReason.TIMEOUT.value},
-    )
 
 
 def _alive(claim: Claim) -> LeaseControlResponse:
