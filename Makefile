@@ -60,7 +60,7 @@ lock:
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet pip-tools
 	build/lock/bin/pip-compile --quiet --generate-hashes --strip-extras --no-emit-index-url --no-emit-find-links \
-	  --no-emit-trusted-host --no-header --extra control --extra dev --build-deps-for editable \
+	  --no-emit-trusted-host --no-header --extra control --extra postgresql --extra s3 --extra dev --build-deps-for editable \
 	  --output-file requirements.lock pyproject.toml
 
 clean:

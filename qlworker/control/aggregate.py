@@ -60,6 +60,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     event_sequence: int = 0
     priority: int = 0
     idempotency_key: str | None = None
+    required_worker_id: str | None = None
     input_ref: str | None = None
     output_ref: str | None = None
     created_at_ms: int

@@ -76,14 +76,19 @@ class Authority(_Section, frozen=True, kw_only=True):
 
 
 class Storage(_Section, frozen=True, kw_only=True):
-    """Everything that is kept. An empty `database` means SQLite in the file `qlcontrol.sqlite` of the data directory."""
+    """Everything that is kept. An empty `database` means SQLite in the file `qlcontrol.sqlite` of the data directory;
+    `connections` are those to a PostgreSQL."""
 
     data: Path = Path()
     database: str = ""
+    connections: int = 4
     pepper: Path = Path("pepper")
     secrets: Path = Path("secrets")
     artifacts: Path = Path("artifacts")
     live: Path = Path("live")
+
+    def __post_init__(self) -> None:
+        _within("storage.connections", self.connections, 1, 16)
 
 
 class Operator(_Section, frozen=True, kw_only=True):

@@ -65,6 +65,7 @@ def issue(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int) -> I
     Raises ValueError for a malformed id or lifetime, Conflict when the worker has a credential that is active.
     """
     check_worker_id(worker_id)
+    tx.lock("worker", worker_id)
     if any(each.state == "active" and each.expires_at_ms > tx.now_ms for each in listed(tx, worker_id)):
         raise Conflict(f"the worker {worker_id} has an active credential; rotate or revoke it")
     return _append_new(tx, pepper, worker_id, lifetime_ms, "worker_credential_issue")
@@ -76,6 +77,7 @@ def rotate(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int, ove
     Raises Conflict when the worker has no active credential, ValueError for a bad duration.
     """
     check_integer(overlap_ms, "overlap")
+    tx.lock("worker", worker_id)
     old = [each for each in listed(tx, worker_id) if each.state == "active" and each.expires_at_ms > tx.now_ms]
     if not old:
         raise Conflict(f"the worker {worker_id} has no active credential; add it first")
@@ -92,6 +94,7 @@ def revoke(tx: Transaction, worker_id: str) -> int:
 
     Raises Conflict when the worker never had one.
     """
+    tx.lock("worker", worker_id)
     known = listed(tx, worker_id)
     if not known:
         raise Conflict(f"the worker {worker_id} is not known")

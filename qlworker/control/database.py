@@ -1,40 +1,75 @@
-"""Transactions of the control plane: immediate, short, and with one time each, read after the lock is held.
+"""Transactions of the control plane: short, with one time each that is read after the locks are held.
 
-The embedded database is SQLite. One control plane process owns its file; a second one is refused, because a shared file is
-not a cluster (control-plane.md §17, V120). All writes go through Transaction.write, where tests inject faults.
+The embedded database is SQLite, one writing transaction at a time; replicas share a PostgreSQL, where the locks of `locks`
+keep transactions on the same run or worker apart. All writes go through Transaction.write, where tests inject faults.
+Source: control-plane.md §17.
 """
 
-import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import trio
-from sqlalchemy import Connection, Engine, Executable, Row, create_engine, event
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, Executable, Row, text
+from sqlalchemy.exc import DBAPIError
 
-from ..domain.errors import Conflict, Misconfigured, OwnershipHeld
+from ..domain.errors import Conflict
 from .clock import Clock, SystemClock
+from .engine import is_worth_another_try, lock_file, parse_url, postgresql_engine, sqlite_engine
+from .gathering import Gathering, Job, Result
+from .locks import Kind, LockOrder, advisory_key
 from .schema import metadata
 
-BUSY_TIMEOUT_MS: Final = 1_000
-BUSY_WAITS_S: Final = (0.001, 0.002, 0.004, 0.008)
+WAITS_S: Final = (0.001, 0.002, 0.004, 0.008)
+"""Between the tries of a transaction that the database gave up for another one's sake (control-plane.md §17)."""
+
+DATABASE_TIME: Final = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)")
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 class Transaction:
-    """One open transaction. `now_ms` is the control plane's time in milliseconds for everything decided in it."""
+    """One open transaction. Without `clock` its time is the database's own."""
 
-    def __init__(self, connection: Connection, now_ms: int, on_write: Callable[[Executable], None] | None = None) -> None:
-        self.now_ms = now_ms
+    def __init__(
+        self, connection: Connection, clock: Clock | None, on_write: Callable[[Executable], None] | None = None
+    ) -> None:
         self._connection = connection
+        self._clock = clock
         self._on_write = on_write
+        self._now_ms: int | None = None
+        self._locks = LockOrder()
+        self._is_shared = connection.dialect.name == "postgresql"
+
+    @property
+    def now_ms(self) -> int:
+        """The time in milliseconds of everything decided in this transaction. Read once, and after the locks (§17)."""
+        if self._now_ms is None:
+            self._now_ms = self._clock.now_ms() if self._clock else int(self._connection.execute(DATABASE_TIME).scalar_one())
+        return self._now_ms
+
+    def lock(self, kind: Kind, key: str) -> None:
+        """Waits until no other transaction has this lock; it is kept until the end. To be taken before anything it protects
+        is read. Raises RuntimeError when the order of `locks` is not kept."""
+        if self._locks.is_held(kind, key):
+            return
+        self._locks.require(kind, key)
+        if self._is_shared:
+            self._connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": advisory_key(kind, key)})
+        self._locks.note(kind, key)
+
+    def try_lock(self, kind: Kind, key: str) -> bool:
+        """Takes the lock if it is free. Does not wait, so any order will do."""
+        if self._is_shared and not self._locks.is_held(kind, key):
+            statement = text("SELECT pg_try_advisory_xact_lock(:key)")
+            if not self._connection.execute(statement, {"key": advisory_key(kind, key)}).scalar_one():
+                return False
+        self._locks.note(kind, key)
+        return True
 
     def row(self, statement: Executable) -> Row[Any] | None:
         """The first row of `statement`, or None."""
@@ -59,46 +94,65 @@ class Transaction:
 class Database:
     """The database behind `url`, an SQLAlchemy URL. `on_write` sees every writing statement before it is executed.
 
-    Raises Misconfigured for a dialect that is not supported, OwnershipHeld when another process uses the same SQLite file.
+    Without `clock`, SQLite uses this host's time and PostgreSQL its own (D6). `connections` is for PostgreSQL, 1 to 16. Raises
+    Misconfigured for a database that is not supported, OwnershipHeld when another process uses the same SQLite file.
     """
 
-    def __init__(self, url: str, clock: Clock | None = None, on_write: Callable[[Executable], None] | None = None) -> None:
-        self.clock: Clock = clock or SystemClock()
+    def __init__(
+        self,
+        url: str,
+        clock: Clock | None = None,
+        on_write: Callable[[Executable], None] | None = None,
+        connections: int = 4,
+    ) -> None:
         self.on_write = on_write
-        parsed = make_url(url)
-        if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
-            raise Misconfigured("cannot use this database url: only sqlite files are supported")
-        self._lock = _lock_file(Path(parsed.database))
-        self._engine = _sqlite_engine(url)
-        self._limiter = trio.CapacityLimiter(1)
+        parsed = parse_url(url)
+        self.is_shared = parsed.get_backend_name() == "postgresql"
+        self.clock: Clock | None = clock if self.is_shared else clock or SystemClock()
+        self._lock = None if self.is_shared else lock_file(Path(parsed.database or ""))
+        self.engine = postgresql_engine(parsed, connections) if self.is_shared else sqlite_engine(parsed)
+        self._limiter = trio.CapacityLimiter(connections)
+        self._gathering = Gathering(self._together)
 
     def create_tables(self) -> None:
-        """Creates what is missing."""
-        metadata.create_all(self._engine)
+        """Creates what is missing, without migrations."""
+        metadata.create_all(self.engine)
+
+    def upgrade(self) -> None:
+        """Brings the tables to this program's version. Blocks. Raises Refused for tables it does not know."""
+        from .migrations import upgrade
+
+        upgrade(self.engine)
 
     def close(self) -> None:
         """Closes every connection and gives the file free."""
-        self._engine.dispose()
-        os.close(self._lock)
+        self.engine.dispose()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A transaction that commits at the end and rolls back on any exception. Blocks; from trio use `run`."""
-        with self._engine.connect() as connection, connection.begin():
-            yield Transaction(connection, self.clock.now_ms(), self.on_write)
+        with self.engine.connect() as connection, connection.begin():
+            yield Transaction(connection, self.clock, self.on_write)
 
     async def run(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`transact` in a thread. A cancelled caller still waits for the transaction's end, so that nobody is told "no" about
         something that happened without knowing it."""
-        return await trio.to_thread.run_sync(lambda: self.transact(function, *args, **kwargs), limiter=self._limiter)
+        if self.is_shared:
+            return await trio.to_thread.run_sync(lambda: self.transact(function, *args, **kwargs), limiter=self._limiter)
+        value: T = await self._gathering.run(lambda tx: function(tx, *args, **kwargs))
+        return value
 
     def transact(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`function(tx, *args)` in one transaction; a busy database is tried again a few times. Blocks; from trio use `run`."""
-        for wait in BUSY_WAITS_S:
+        """`function(tx, *args)` in one transaction; one that was given up for another's sake is tried again a few times.
+        Blocks; from trio use `run`."""
+        for wait in WAITS_S:
             try:
                 return self._once(function, *args, **kwargs)
-            except OperationalError as error:
-                if not _is_busy(error):
+            except DBAPIError as error:
+                if not is_worth_another_try(error):
                     raise
                 time.sleep(wait)
         return self._once(function, *args, **kwargs)
@@ -107,38 +161,15 @@ class Database:
         with self.transaction() as tx:
             return function(tx, *args, **kwargs)
 
+    def _together(self, jobs: Sequence[Job]) -> list[Result]:
+        if len(jobs) == 1:
+            return [Result(self.transact(jobs[0]))]
+        with self.engine.connect() as connection, connection.begin():
+            return [self._saved(connection, job) for job in jobs]
 
-def _is_busy(error: OperationalError) -> bool:
-    return "locked" in str(error.orig) or "busy" in str(error.orig)
-
-
-def _lock_file(database: Path) -> int:
-    """An open descriptor whose lock lasts as long as this process keeps it; the kernel drops it when the process dies."""
-    descriptor = os.open(database.with_name(database.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise OwnershipHeld("another control plane uses this database file; stop it first") from None
-    # SQLite would create it with the process's umask; its side files inherit these permissions.
-    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    return descriptor
-
-
-def _sqlite_engine(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: Any, _record: Any) -> None:
-        # The driver must not open transactions of its own: they would be deferred ones.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "foreign_keys=ON", "synchronous=FULL"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine
+    def _saved(self, connection: Connection, job: Job) -> Result:
+        try:
+            with connection.begin_nested():
+                return Result(job(Transaction(connection, self.clock, self.on_write)))
+        except Exception as error:
+            return Result(error=error)

@@ -53,6 +53,7 @@ def start(
     check_integer(priority, "priority", -SAFE_INTEGER, SAFE_INTEGER)
     if idempotency_key is not None:
         check_dispatch_id(idempotency_key, "the idempotency key")
+        tx.lock("task", f"{project}:{idempotency_key}")
         known = tx.row(select(runs).where(runs.c.project_id == project, runs.c.idempotency_key == idempotency_key))
         if known is not None:
             if known.task_id != task_id:
@@ -98,6 +99,7 @@ def cancel(tx: Transaction, run_id: str) -> Cancelled:
     A command that may run is told by lease control and ends as it really ended. Repeating a cancel tries the ending again.
     Raises Conflict when the run does not exist.
     """
+    tx.lock("run", run_id)
     run = _existing(tx, run_id)
     if run.status in TERMINAL:
         return Cancelled("already_terminal", run.status)

@@ -44,9 +44,9 @@ async def _serve(settings: Settings, log: JsonLog) -> None:
             raise Misconfigured(f"cannot use {settings.storage.pepper}: a pepper is exactly {PEPPER_BYTES} bytes")
         context = server_context(settings.tls)
         make_private_directory(settings.storage.data)
-        database = Database(settings.database_url)
+        database = Database(settings.database_url, connections=settings.storage.connections)
         try:
-            database.create_tables()
+            database.upgrade()
             # Both are taken over by their listeners; until then, leaving closes them.
             with (
                 bind_tcp(settings.listen.host, settings.listen.port) as workers,

@@ -24,6 +24,7 @@ def publish(tx: Transaction, definition: TaskDefinition) -> Published:
     Raises Conflict when the pinned number exists with other content or would not be the newest, ValueError when the revision
     is larger than a plan may be.
     """
+    tx.lock("task", definition.project)
     newest = _newest(tx, definition.project, definition.id)
     latest = 0 if newest is None else int(newest.source_revision)
     number = definition.revision

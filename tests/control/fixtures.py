@@ -158,12 +158,14 @@ class Held(msgspec.Struct, frozen=True):
 class Plane:
     """One control plane. Every method is one transaction, as the listener would make it."""
 
-    def __init__(self, directory: Path, settings: Settings | None = None) -> None:
+    def __init__(self, directory: Path, settings: Settings | None = None, url: str | None = None) -> None:
         self.directory = directory
         self.settings = settings or Settings()
         self.clock = SettableClock(START_MS)
-        self.database = Database(f"sqlite:///{directory / 'control.sqlite'}", self.clock)
-        self.database.create_tables()
+        self.url = url or f"sqlite:///{directory / 'control.sqlite'}"
+        self.database = Database(self.url, self.clock)
+        if url is None:
+            self.database.create_tables()
         self.secrets = SecretStore(directory / "secrets")
         self.artifacts = ArtifactStore(directory / "artifacts")
         self.live = LiveOutput(directory / "live")

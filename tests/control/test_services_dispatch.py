@@ -272,7 +272,7 @@ def test_a_draining_worker_still_gets_its_own_offer_back(plane: Plane) -> None: 
 def test_an_offer_is_told_again_after_the_control_plane_was_restarted(plane: Plane) -> None:
     held = plane.claim()
     plane.database.close()
-    plane.database = Database(f"sqlite:///{plane.directory / 'control.sqlite'}", plane.clock)
+    plane.database = Database(plane.url, plane.clock)
     answer = plane.pull()
     assert isinstance(answer, Offered)
     assert answer.offer.candidate.attempt_id == held.attempt_id

@@ -154,8 +154,8 @@ def _start_failure_again(claim: Claim, request: ActivationRequest) -> Activation
 
 
 def _live_claim(tx: Transaction, caller: Caller, request: ActivationRequest) -> Claim:
-    require_session(tx, caller, request.worker_generation)
     claim = identify(tx, caller, request)
+    require_session(tx, caller, request.worker_generation)
     require_lease(tx, claim, request.expected_lease_version)
     return claim
 

@@ -20,8 +20,8 @@ class OtherContent(Transient):
 
 def authorise(tx: Transaction, caller: Caller, request: UploadHeader | OutputRequest, settings: Settings) -> Claim:
     """Proves that the caller may write the log it names: of its own starting or running attempt. Raises Fenced."""
-    require_session(tx, caller, request.worker_generation)
     claim = identify(tx, caller, request)
+    require_session(tx, caller, request.worker_generation)
     require_lease(tx, claim, request.expected_lease_version)
     attempt = claim.attempt
     if attempt.status not in (STARTING, RUNNING):
@@ -58,6 +58,7 @@ def record(tx: Transaction, header: UploadHeader, sha256: str) -> UploadResponse
         sha256=sha256,
         truncated=header.truncated,
     )
+    tx.lock("run", header.run_id)
     stored = load_artifact(tx, header.attempt_id, header.log_artifact_id)
     if stored is not None and stored != offered:
         raise OtherContent("another content is stored for this log")

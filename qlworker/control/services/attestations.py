@@ -73,8 +73,8 @@ def attest(tx: Transaction, caller: Caller, request: AttestationRequest, setting
     The repeat needs the current session and the same lease, but neither its version nor its life: a renewal or the end may
     come between a lost answer and the next try.
     """
-    require_session(tx, caller, request.worker_generation)
     claim = identify(tx, caller, request)
+    require_session(tx, caller, request.worker_generation)
     stored = load_attestation(tx, request.attestation_id)
     if stored is not None:
         # Equality may stop early: identify has compared the digest in constant time.

@@ -69,8 +69,9 @@ def load_lease(tx: Transaction, attempt_id: str) -> DispatchLease | None:
 def identify(tx: Transaction, caller: Caller, fence: ActivationRequest | LeaseFence | AttestationRequest) -> Claim:
     """The claim `fence` belongs to: every identity equal, the token's digest included. Says nothing about being alive.
 
-    Raises Fenced.
+    Takes the run's lock first, so that the time and everything read afterwards hold until the end. Raises Fenced.
     """
+    tx.lock("run", fence.run_id)
     lease = load_lease(tx, fence.attempt_id)
     attempt = load_attempt(tx, fence.attempt_id)
     run = None if attempt is None else load_run(tx, attempt.run_id)

@@ -89,7 +89,7 @@ def _is_holder(lease: DispatchLease, caller: Caller, request: OfferRequest) -> b
 
 
 def _held_by(tx: Transaction, session: Session) -> int:
-    """Live leases of this session. The transaction holds the write lock, so two pulls cannot both count the last slot."""
+    """Live leases of this session. The caller holds the worker's lock, so two pulls cannot both count the last slot."""
     table = run_dispatch_leases
     row = tx.row(
         select(func.count()).where(

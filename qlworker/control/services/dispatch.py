@@ -42,13 +42,26 @@ def pull(
     tx: Transaction, caller: Caller, request: OfferRequest, settings: Settings, budget: ScanBudget = BUDGET
 ) -> Idle | Offered:
     """Answers one pull. Raises Fenced when the offer id belongs to a lease that the caller does not hold any more."""
-    row = tx.row(select(run_dispatch_leases).where(run_dispatch_leases.c.offer_id == request.offer_id))
-    if row is not None:
-        return _recover(tx, caller, request, DispatchLease(**row._mapping))
+    # The worker's lock keeps two pulls of one worker from both counting its last free slot (V66).
+    tx.lock("worker", caller.worker_id)
+    lease = _offered_before(tx, request.offer_id)
+    if lease is not None:
+        return _recover(tx, caller, request, lease)
     session = usable_session(tx, caller, request.worker_generation)
     if session is None or session.available_slots == 0:
         return _idle("worker_unavailable", _NOTHING)
     return _Scan(tx, caller, request, settings, budget).run(Capabilities.parse(session.capabilities_json))
+
+
+def _offered_before(tx: Transaction, offer_id: str) -> DispatchLease | None:
+    """The lease with this offer id as it is under its run's lock, or None."""
+    table = run_dispatch_leases
+    found = tx.row(select(table.c.run_id).where(table.c.offer_id == offer_id))
+    if found is None:
+        return None
+    tx.lock("run", found.run_id)
+    row = tx.row(select(table).where(table.c.offer_id == offer_id))
+    return None if row is None else DispatchLease(**row._mapping)
 
 
 def _recover(tx: Transaction, caller: Caller, request: OfferRequest, lease: DispatchLease) -> Offered:
@@ -100,6 +113,9 @@ class _Scan:
                 self._truncated = True
                 return _idle("claim_budget_exhausted", self._stats(), truncated=True)
             self._claims += 1
+            if not self._tx.try_lock("run", row.run_id):
+                self._races += 1  # somebody is claiming it, or ending it: not worth a wait
+                continue
             result = claim(self._tx, self._caller, row.attempt_id, self._request, self._lease_ms)
             if result.claim is not None:
                 return _offered(result.claim, revision, "new_claim", fit.score, self._stats(), truncated=self._truncated)

@@ -19,8 +19,8 @@ from .timeout import intend_timeout
 
 def control(tx: Transaction, caller: Caller, request: LeaseControlRequest, settings: Settings) -> LeaseControlResponse:
     """Answers one call. A stop answer renews too, so that the worker has time to stop and complete. Raises Fenced."""
-    require_session(tx, caller, request.worker_generation)
     claim = identify(tx, caller, request)
+    require_session(tx, caller, request.worker_generation)
     if claim.lease.status == COMPLETED and claim.run.status == claim.attempt.status and claim.run.status in TERMINAL:
         return _terminal(claim)
     if claim.attempt.status not in (CLAIMED, STARTING, RUNNING):

@@ -48,8 +48,8 @@ def authorise(tx: Transaction, caller: Caller, request: SecretRequest, settings:
 
     Raises Fenced.
     """
-    require_session(tx, caller, request.worker_generation)
     claim = identify(tx, caller, request)
+    require_session(tx, caller, request.worker_generation)
     require_lease(tx, claim, request.expected_lease_version)
     if (claim.run.status, claim.attempt.status) != (DISPATCHING, STARTING) or claim.run.cancel_requested_at_ms is not None:
         raise Fenced("secrets are delivered to a starting attempt only")

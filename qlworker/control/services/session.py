@@ -90,6 +90,7 @@ def register(tx: Transaction, caller: Caller, request: RegisterRequest, settings
     """
     _check_lease(request.lease_duration_ms, settings)
     _check_capabilities(request.capabilities_json, settings)
+    tx.lock("worker", caller.worker_id)
     stored = load_session(tx, caller.worker_id)
     if stored is not None and stored.session_id == caller.session_id:
         return _same_session(tx, stored, request)
@@ -189,6 +190,7 @@ def _projection(session: Session) -> dict[str, Any]:
 
 def _at_version(tx: Transaction, caller: Caller, generation: int, version: int) -> Session:
     """The current session at `version`. The order of the reasons is control-plane.md §3.2's."""
+    tx.lock("worker", caller.worker_id)
     stored = load_session(tx, caller.worker_id)
     known = stored is not None and (stored.session_id, stored.generation) == (caller.session_id, generation)
     if known and stored is not None and stored.version != version:
