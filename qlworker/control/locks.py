@@ -10,7 +10,8 @@ from typing import Final, Literal
 Kind = Literal["scan", "task", "worker", "run"]
 
 ORDER: Final[tuple[Kind, ...]] = ("scan", "task", "worker", "run")
-"""From first to last, and by key among the same. A run's lock covers its attempts and their leases; a worker's its session and the count of its leases."""
+"""From first to last, and by key among the same. A run's lock covers its attempts and their leases; a worker's its session and
+the count of its leases; a task's its revisions, its triggers and the idempotency keys of its project."""
 
 
 class LockOrder:

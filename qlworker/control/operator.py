@@ -38,8 +38,10 @@ from .operator_api import (
     StoredSecret,
 )
 from .run_log import RunLog
+from .secret_store import SecretStore
 from .secret_writer import put_secret
 from .task_file import TaskDefinition
+from .task_secrets import require_secrets
 from .workers import workers
 
 T = TypeVar("T")
@@ -79,7 +81,9 @@ class _Operator:
         return Revoked(revoked=await self._database.run(credentials.revoke, body.worker_id))
 
     async def put_task(self, request: Request) -> Any:
-        return await self._database.run(tasks.publish, await _decoded(request, TaskDefinition))
+        definition = await _decoded(request, TaskDefinition)
+        await trio.to_thread.run_sync(require_secrets, SecretStore(self._secrets), definition)
+        return await self._database.run(tasks.publish, definition)
 
     async def list_tasks(self, request: Request) -> Any:
         return await self._database.run(tasks.tasks, _number(request, "limit", 1000))

@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from ..domain.revision import ExecutionRevision
+from .retry_policy import RetryTerms
 
 DAY_S: Final = 86_400
 BODY_BYTES: Final = 1024 * 1024
@@ -190,6 +191,8 @@ class TaskView(msgspec.Struct, frozen=True):
 
     published: Published
     execution: ExecutionRevision
+    worker: str | None = None
+    retry: RetryTerms | None = None
 
 
 class Failure(_Body, frozen=True, kw_only=True):

@@ -11,23 +11,12 @@ from sqlalchemy import func, select
 
 from ..domain.errors import Conflict
 from ..domain.text import SAFE_INTEGER, check_dispatch_id, check_integer
-from .aggregate import (
-    TERMINAL,
-    Attempt,
-    Run,
-    advance_attempt,
-    advance_run,
-    append_event,
-    insert_attempt,
-    insert_run,
-    latest_attempt,
-    load_run,
-)
+from .admission import Origin, admit
+from .aggregate import TERMINAL, Run, advance_attempt, advance_run, append_event, latest_attempt, load_run
 from .database import Transaction
-from .ids import new_id
 from .operator_api import ArtifactView, AttemptView, Cancelled, EventView, RunDetail, RunView, Started
 from .schema import artifacts, run_attempts, run_dispatch_leases, run_events, runs, task_execution_revisions
-from .tasks import task
+from .tasks import pinned
 
 LIST_LIMIT: Final = 500
 EVENT_LIMIT: Final = 1000
@@ -59,36 +48,17 @@ def start(
             if known.task_id != task_id:
                 raise Conflict("the idempotency key belongs to a run of another task; use another key")
             return Started(known.id, known.status, created=False)
-    published = task(tx, project, task_id, revision).published
-    run = Run(
-        id=new_id(tx.now_ms),
-        project_id=project,
-        task_id=task_id,
-        task_revision=published.task_revision,
-        trigger_type="manual",
-        execution_origin="operator",
-        status="created",
-        priority=priority,
-        idempotency_key=idempotency_key,
-        created_at_ms=tx.now_ms,
-    )
-    attempt = Attempt(id=new_id(tx.now_ms), run_id=run.id, attempt=1, status="claimed", created_at_ms=tx.now_ms)
-    insert_run(tx, run)
-    insert_attempt(tx, attempt)
-    payload = {"taskRevision": run.task_revision, "priority": priority}
-    run = append_event(
-        tx, run, "run.created", actor_type="user", actor_id=_OPERATOR, payload=payload, dedupe_key=f"admission:{run.id}:created"
-    )
-    run = advance_run(
+    run = admit(
         tx,
-        run,
-        "queued",
-        "run.queued",
-        actor_type="user",
-        actor_id=_OPERATOR,
-        attempt_id=attempt.id,
-        dedupe_key=f"admission:{run.id}:queued",
-        changes={"queued_at_ms": tx.now_ms},
+        pinned(tx, project, task_id, revision),
+        Origin(
+            trigger_type="manual",
+            execution_origin="operator",
+            actor_type="user",
+            actor_id=_OPERATOR,
+            priority=priority,
+            idempotency_key=idempotency_key,
+        ),
     )
     return Started(run.id, run.status, created=True)
 

@@ -30,13 +30,10 @@ class SecretStore:
         Raises Transient when it is missing, too long, not text, or its file is open to others: an operator can mend that, and
         the worker's request may be sent again.
         """
-        if not _FILE_NAME.match(reference.project_id) or not _FILE_NAME.match(reference.name):
-            raise Transient("a secret's project and name must be 1 to 128 of [A-Za-z0-9._:+-], not starting with a dot")
-        project = self._directory / reference.project_id
-        name = reference.name if reference.version is UNSET else f"{reference.name}@{reference.version}"
+        path = self._path(reference)
         try:
-            require_private(project, directory=True)
-            text = read_private_file(project / name, maximum).decode()
+            require_private(path.parent, directory=True)
+            text = read_private_file(path, maximum).decode()
         except UnicodeDecodeError:
             raise Transient("a secret's file must be UTF-8") from None
         except Refused as error:
@@ -44,3 +41,13 @@ class SecretStore:
         if "\x00" in text:
             raise Transient("a secret's file must not contain NUL")
         return text
+
+    def holds(self, reference: SecretReference) -> bool:
+        """Whether there is such a secret, whatever its content. Blocks. Raises Transient for a name that cannot be one."""
+        return self._path(reference).is_file()
+
+    def _path(self, reference: SecretReference) -> Path:
+        if not _FILE_NAME.match(reference.project_id) or not _FILE_NAME.match(reference.name):
+            raise Transient("a secret's project and name must be 1 to 128 of [A-Za-z0-9._:+-], not starting with a dot")
+        name = reference.name if reference.version is UNSET else f"{reference.name}@{reference.version}"
+        return self._directory / reference.project_id / name

@@ -25,7 +25,8 @@ from ..domain.revision import (
     ShellCommand,
     task_revision,
 )
-from ..domain.text import INT31, check_dispatch_id, check_integer
+from ..domain.text import INT31, check_dispatch_id, check_integer, check_worker_id
+from .retry_policy import RetryTerms
 
 TASK_FILE_BYTES: Final = 256 * 1024
 
@@ -78,7 +79,8 @@ class Where(_Table, frozen=True, kw_only=True):
 
 
 class TaskDefinition(_Table, frozen=True, kw_only=True):
-    """The content of a task file. `revision` pins a number, `timeout_s` is 0.001 s to 365 days."""
+    """The content of a task file. `revision` pins a number, `timeout_s` is 0.001 s to 365 days, `worker` names the only one
+    that may run it."""
 
     project: str
     id: str
@@ -87,11 +89,15 @@ class TaskDefinition(_Table, frozen=True, kw_only=True):
     working_directory: str | None = None
     timeout_s: float | None = None
     placement: Where | None = None
+    worker: str | None = None
+    retry: RetryTerms | None = None
     revision: int | None = None
 
     def __post_init__(self) -> None:
         check_dispatch_id(self.project, "project")
         check_dispatch_id(self.id, "id")
+        if self.worker is not None:
+            check_worker_id(self.worker)
         if self.timeout_s is not None and not 0.001 <= self.timeout_s <= TIMEOUT_MS / 1000:
             raise ValueError(f"timeout_s is {self.timeout_s:g}, it must be 0.001 to {TIMEOUT_MS // 1000} seconds")
         if self.revision is not None:

@@ -14,15 +14,27 @@ from ..domain.revision import ExecutionRevision
 from ..domain.text import INT31, check_integer
 from .database import Transaction
 from .operator_api import Published, TaskView
+from .retry_policy import RetryTerms
 from .schema import projects, task_execution_revisions
 from .task_file import TaskDefinition
+from .workers import require_known
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run needs to know of the revision it is of; the execution itself is read when it is offered."""
+
+    project_id: str
+    task_id: str
+    task_revision: str
+    required_worker_id: str | None
+    retry: RetryTerms | None
 
 
 def publish(tx: Transaction, definition: TaskDefinition) -> Published:
     """Publishes `definition` as the next revision, or as the number it pins.
 
-    Raises Conflict when the pinned number exists with other content or would not be the newest, ValueError when the revision
-    is larger than a plan may be.
+    Raises Conflict when the pinned number exists with other content or would not be the newest, or when the task is for a
+    worker that nobody added; ValueError when the revision is larger than a plan may be.
     """
     tx.lock("task", definition.project)
     newest = _newest(tx, definition.project, definition.id)
@@ -43,6 +55,8 @@ def publish(tx: Transaction, definition: TaskDefinition) -> Published:
         return _published(stored, created=False)
     if number <= latest:
         raise Conflict(f"revision {number} of {definition.project}/{definition.id} would not be the newest, which is {latest}")
+    if definition.worker is not None:
+        require_known(tx, definition.worker, f"the task {definition.project}/{definition.id}")
     if tx.row(select(projects).where(projects.c.id == definition.project)) is None:
         tx.write(insert(projects).values(id=definition.project))
     tx.write(
@@ -54,21 +68,33 @@ def publish(tx: Transaction, definition: TaskDefinition) -> Published:
             source_content_digest=execution.source_content_digest,
             content=execution.to_json().decode(),
             content_digest=execution.content_digest,
+            required_worker_id=definition.worker,
+            retry=None if definition.retry is None else msgspec.json.encode(definition.retry).decode(),
             created_at_ms=tx.now_ms,
         )
     )
     return _published(_numbered(tx, definition.project, definition.id, number), created=True)
 
 
+def pinned(tx: Transaction, project: str, task_id: str, number: int | None = None) -> Pinned:
+    """Revision `number` of a task, or its newest, for a new run. Raises Conflict when it does not exist."""
+    row = _existing(tx, project, task_id, number)
+    return Pinned(
+        project_id=project,
+        task_id=task_id,
+        task_revision=row.task_revision,
+        required_worker_id=row.required_worker_id,
+        retry=None if row.retry is None else msgspec.json.decode(row.retry, type=RetryTerms),
+    )
+
+
 def task(tx: Transaction, project: str, task_id: str, number: int | None = None) -> TaskView:
     """Revision `number` of a task, or its newest. Raises Conflict when it does not exist."""
-    row = _newest(tx, project, task_id) if number is None else _numbered(tx, project, task_id, number)
-    if row is None:
-        wanted = "" if number is None else f" revision {number} of"
-        raise Conflict(f"there is no{wanted} task {project}/{task_id}; publish it with qlcontrol task put")
+    row = _existing(tx, project, task_id, number)
     execution = msgspec.json.decode(row.content, type=ExecutionRevision)
     execution.verify()
-    return TaskView(_published(row, created=False), execution)
+    retry = None if row.retry is None else msgspec.json.decode(row.retry, type=RetryTerms)
+    return TaskView(_published(row, created=False), execution, row.required_worker_id, retry)
 
 
 def tasks(tx: Transaction, limit: int) -> list[Published]:
@@ -83,6 +109,14 @@ def tasks(tx: Transaction, limit: int) -> list[Published]:
     )
     rows = tx.rows(select(table).where(~newer.exists()).order_by(table.c.project_id, table.c.task_id).limit(limit))
     return [_published(row, created=False) for row in rows]
+
+
+def _existing(tx: Transaction, project: str, task_id: str, number: int | None) -> Any:
+    row = _newest(tx, project, task_id) if number is None else _numbered(tx, project, task_id, number)
+    if row is None:
+        wanted = "" if number is None else f" revision {number} of"
+        raise Conflict(f"there is no{wanted} task {project}/{task_id}; publish it with qlcontrol task put")
+    return row
 
 
 def _newest(tx: Transaction, project: str, task_id: str) -> Any:

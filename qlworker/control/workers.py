@@ -1,11 +1,12 @@
 """Workers as an operator sees them: credentials beside the session."""
 
-from sqlalchemy import select
+from sqlalchemy import select, union_all
 
+from ..domain.errors import Conflict
 from .credentials import listed
 from .database import Transaction
 from .operator_api import WorkerView
-from .schema import worker_sessions
+from .schema import enrolment_tokens, worker_credentials, worker_sessions
 
 
 def workers(tx: Transaction) -> list[WorkerView]:
@@ -35,3 +36,11 @@ def workers(tx: Transaction) -> list[WorkerView]:
             )
         )
     return views
+
+
+def require_known(tx: Transaction, worker_id: str, what: str) -> None:
+    """Raises Conflict unless `worker_id` was added: it has, had, or is invited to take a credential."""
+    tables = (worker_credentials, enrolment_tokens)
+    known = union_all(*(select(table.c.worker_id).where(table.c.worker_id == worker_id) for table in tables))
+    if tx.row(known) is None:
+        raise Conflict(f"{what} is for the worker {worker_id}, which nobody added; add it with qlcontrol worker add")

@@ -12,7 +12,7 @@ import trio
 from sqlalchemy import insert, update
 
 from qlworker.control import runs
-from qlworker.control.aggregate import latest_attempt
+from qlworker.control.aggregate import Attempt, insert_attempt, latest_attempt
 from qlworker.control.artifact_store import ArtifactKey, ArtifactStore
 from qlworker.control.clock import SettableClock
 from qlworker.control.credentials import authenticate
@@ -326,7 +326,7 @@ async def test_a_new_attempt_is_followed_from_its_start(world: World) -> None:
         assert await anext(stream) == b"first attempt\n"
         with world.database.transaction() as tx:
             tx.write(update(runs.run_attempts).where(runs.run_attempts.c.id == attempt_id).values(status="lost"))
-            runs.insert_attempt(tx, runs.Attempt(id="attempt-2", run_id=run_id, attempt=2, status="claimed", created_at_ms=NOW))
+            insert_attempt(tx, Attempt(id="attempt-2", run_id=run_id, attempt=2, status="claimed", created_at_ms=NOW))
         world.live.write("attempt-2", 0, b"2nd\n")
 
         assert await anext(stream) == b"2nd\n"

@@ -348,3 +348,19 @@ def test_heartbeats_do_not_hide_held_leases_from_the_capacity(plane: Plane) -> N
     with plane.database.transaction() as tx:
         tx.write(update(worker_sessions).values(available_slots=1))
     assert reason(plane.pull("offer-2", token(2))) == "worker_unavailable"
+
+
+def test_a_run_for_one_worker_by_name_is_offered_to_no_other(plane: Plane) -> None:
+    revision = plane.publish()
+    run_id = plane.start_run(revision)
+    with plane.database.transaction() as tx:
+        tx.write(update(runs).values(required_worker_id="edge-2"))
+    plane.register()
+    answer = plane.pull()
+    assert isinstance(answer, Idle)
+    assert answer.reason == "no_candidates"
+    other = Caller("edge-2", OTHER_SESSION)
+    plane.register(other)
+    answer = plane.pull("offer-2", caller=other)
+    assert isinstance(answer, Offered)
+    assert answer.offer.candidate.run_id == run_id

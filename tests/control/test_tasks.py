@@ -8,9 +8,13 @@ import pytest
 from sqlalchemy import select
 
 from qlworker.control.clock import SettableClock
+from qlworker.control.credentials import issue
 from qlworker.control.database import Database
 from qlworker.control.schema import task_execution_revisions
+from qlworker.control.secret_store import SecretStore
+from qlworker.control.secret_writer import put_secret
 from qlworker.control.task_file import TaskDefinition, parse_task
+from qlworker.control.task_secrets import require_secrets
 from qlworker.control.tasks import publish, task, tasks
 from qlworker.domain.errors import Conflict, Misconfigured
 from qlworker.domain.revision import ArgvCommand, SecretReference, ShellCommand
@@ -56,11 +60,14 @@ def test_every_commented_key_of_the_example_is_a_key() -> None:
     """What the manual offers must not be refused as unknown once the comment sign is gone."""
     text = EXAMPLE.read_text()
     keys = ("# revision", "# arch", "# runtimes", "# labels", "# features", "# min_", "# gpu", "# protocol", "# [[", "# weight")
+    keys += ("# worker", "# [retry", "# max_attempts", "# safety", "# backoff")
     lines = [line.removeprefix("# ") if line.startswith(keys) else line for line in text.splitlines()]
 
     definition = parsed("\n".join(lines))
 
     assert definition.revision == 3
+    assert definition.worker == "router-1"
+    assert definition.retry is not None
     assert definition.placement is not None
     assert definition.placement.preferred is not None
 
@@ -220,3 +227,59 @@ def test_a_definition_survives_the_way_through_json() -> None:
     definition = parse_task(EXAMPLE.read_bytes(), EXAMPLE.name)
 
     assert msgspec.json.decode(msgspec.json.encode(definition), type=TaskDefinition) == definition
+
+
+RETRY = '[retry]\nmax_attempts = 3\nsafety = "idempotent"\n'
+
+
+@pytest.mark.req("R328", "R331", "R371")
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("[retry]\nmax_attempts = 2\n", "retry.safety is unknown"),
+        ('[retry]\nsafety = "surely"\n', "Invalid enum value"),
+        ('[retry]\nsafety = "idempotent"\nmax_attempts = 17\n', "it must be 1 to 16"),
+        ('[retry]\nsafety = "idempotent"\nbackoff_s = 90000\n', "0 to 86400 seconds"),
+        ('[retry]\nsafety = "idempotent"\nbackoff_s = 9\nbackoff_max_s = 8\n', "not above the second"),
+        ('[retry]\nsafety = "idempotent"\ntries = 3\n', "tries"),
+    ],
+)
+def test_a_retry_that_nobody_vouches_for_is_refused(table: str, reason: str) -> None:
+    with pytest.raises(Misconfigured, match=reason):
+        parsed(MINIMAL + table)
+
+
+def test_what_a_revision_fixes_beside_its_execution_makes_another_revision(database: Database) -> None:
+    with database.transaction() as tx:
+        first = publish(tx, parsed(MINIMAL))
+        second = publish(tx, parsed(MINIMAL + RETRY))
+        again = publish(tx, parsed(MINIMAL + RETRY))
+        assert (first.revision, second.revision, again.created) == (1, 2, False)
+        assert task(tx, "home", "job", 1).retry is None
+        retry = task(tx, "home", "job").retry
+        assert retry is not None
+        assert (retry.max_attempts, retry.safety) == (3, "idempotent")
+
+
+def test_a_task_for_a_worker_that_nobody_added_is_refused_and_nothing_is_stored(database: Database) -> None:
+    definition = parsed('worker = "router-1"\n' + MINIMAL)
+    with database.transaction() as tx, pytest.raises(Conflict, match="router-1, which nobody added; add it with qlcontrol"):
+        publish(tx, definition)
+    assert stored(database) == []
+    with database.transaction() as tx:
+        issue(tx, b"p" * 32, "router-1", 1000)
+    with database.transaction() as tx:
+        publish(tx, definition)
+        assert task(tx, "home", "job").worker == "router-1"
+
+
+def test_a_secret_that_is_not_stored_is_named(tmp_path: Path) -> None:
+    definition = parsed(MINIMAL + '[environment.secret]\nTOKEN = "api"\n[environment]\nbundle = "common@7"\n')
+    store = SecretStore(tmp_path)
+    with pytest.raises(Conflict, match=r"needs the secret api, .* qlcontrol secret put api --project home"):
+        require_secrets(store, definition)
+    put_secret(tmp_path, "home", "api", None, b"x")
+    with pytest.raises(Conflict, match="qlcontrol secret put common --project home --version 7"):
+        require_secrets(store, definition)
+    put_secret(tmp_path, "home", "common", 7, b"x")
+    require_secrets(store, definition)

@@ -100,9 +100,12 @@ def test_a_missing_working_directory_is_a_start_failure(box: Box, worker) -> Non
     assert detail.run.error_code == "EXECUTOR_START_FAILED"
 
 
-def test_a_missing_secret_is_a_start_failure_in_bounded_time(box: Box, worker) -> None:
+def test_a_secret_that_is_gone_is_a_start_failure_in_bounded_time(world: World, box: Box, worker) -> None:
     """The control plane answers "unavailable" for a secret it does not have; the run must not hang for ever."""
-    detail, _ = box.finish(box.run("true", environment={"secret": {"X": "no-such-secret"}}))
+    world.put_secret("short-lived", "x")
+    first, _ = box.finish(box.run("true", environment={"secret": {"X": "short-lived"}}))
+    world.remove_secret("short-lived")
+    detail, _ = box.finish(box.run_again(first.run.task))
 
     assert detail.run.error_code == "EXECUTOR_START_FAILED"
 

@@ -99,6 +99,10 @@ class World:
         with self.operator() as operator:
             operator.call(Any, "PUT", "/secrets", value.encode(), project=PROJECT, name=name)
 
+    def remove_secret(self, name: str) -> None:
+        """As an operator who deletes its file."""
+        (self.root / "control/secrets" / PROJECT / name).unlink()
+
     def _control(self, *arguments: str) -> None:
         """A qlcontrol command, in this process: a new one would spend most of its time importing."""
         said = io.StringIO()
@@ -139,7 +143,12 @@ class Box:
         }
         with self.world.operator() as operator:
             operator.call(Any, "PUT", "/tasks", definition)
-            body = {"project": PROJECT, "task": definition["id"]}
+        return self.run_again(definition["id"])
+
+    def run_again(self, task: str) -> str:
+        """Starts a run of a task that is published; its id."""
+        with self.world.operator() as operator:
+            body = {"project": PROJECT, "task": task}
             return str(operator.call(dict[str, Any], "POST", "/runs", body)["run_id"])
 
     def cancel(self, run_id: str) -> None:

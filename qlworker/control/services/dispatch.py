@@ -128,7 +128,7 @@ class _Scan:
         """Candidates in order, page by page. Sets `_truncated` when the budget ends before the queue does."""
         after: Row[Any] | None = None
         for _ in range(self._budget.pages):
-            page = _page(self._tx, after, self._budget.page + 1)
+            page = _page(self._tx, self._caller.worker_id, after, self._budget.page + 1)
             self._pages += 1
             self._truncated = len(page) > self._budget.page
             yield from page[: self._budget.page]
@@ -156,8 +156,9 @@ class _Scan:
         )
 
 
-def _page(tx: Transaction, after: Row[Any] | None, limit: int) -> list[Row[Any]]:
-    """Up to `limit` candidates behind `after`: priority first, then who waited longest (control-plane.md §5.2)."""
+def _page(tx: Transaction, worker_id: str, after: Row[Any] | None, limit: int) -> list[Row[Any]]:
+    """Up to `limit` candidates behind `after`: priority first, then who waited longest (control-plane.md §5.2). What is for
+    another worker by name is not among them."""
     newer = run_attempts.alias()
     lease = run_dispatch_leases
     statement = (
@@ -180,6 +181,7 @@ def _page(tx: Transaction, after: Row[Any] | None, limit: int) -> list[Row[Any]]
             runs.c.queued_at_ms.is_not(None),
             run_attempts.c.status == CLAIMED,
             run_attempts.c.executor_type == REMOTE_WORKER,
+            or_(runs.c.required_worker_id.is_(None), runs.c.required_worker_id == worker_id),
             ~select(newer.c.id).where(newer.c.run_id == runs.c.id, newer.c.attempt > run_attempts.c.attempt).exists(),
             or_(
                 lease.c.attempt_id.is_(None),
