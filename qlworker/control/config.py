@@ -25,9 +25,14 @@ SOCKET_PATH_BYTES: Final = 107
 _CHOICES: Final = {
     "dialect.capabilities": 'it must be "later" or "baseline"',
     "dialect.secrets": 'it must be "v2" or "v1"',
+    "maintenance.profile": 'it must be "standalone" or "edge"',
+    "runs.on_lease_expiry": 'it must be "lost" or "evidence"',
 }
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z|[0-9A-Fa-f:.]{2,45}\Z")
 _AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
+
+
+ExpiryPolicy = Literal["lost", "evidence"]
 
 
 def _within(name: str, value: float, low: float, high: float, unit: str = "") -> None:
@@ -112,12 +117,64 @@ class Runs(_Section, frozen=True, kw_only=True):
     """The run lease, granted at the claim and at every renewal.
 
     90 s: a slow router that needs 20 s to start its worker again still finds its lease alive, after a power cut too.
+    `on_lease_expiry` says what a lease that ran out makes of a started run: `lost`, or `evidence`, which waits for a statement
+    of the worker that the process is gone (D1).
     """
 
     lease_s: float = 90
+    on_lease_expiry: ExpiryPolicy = "lost"
 
     def __post_init__(self) -> None:
         _within("runs.lease_s", self.lease_s, 5, 600, "seconds")
+
+
+class LostRetry(msgspec.Struct, frozen=True):
+    """How often lost runs are looked after, in seconds, and how many at a time."""
+
+    interval_s: float
+    page: int
+
+
+LOST_RETRY: Final = {"standalone": LostRetry(5, 32), "edge": LostRetry(30, 8)}
+"""By profile: a control plane of its own, and a small box that serves a handful of routers (R369, R370)."""
+
+
+class MaintenanceTerms(_Section, frozen=True, kw_only=True):
+    """What the control plane does by itself: how often, and how much at a time (control-plane.md §9.2, §10.6, §11.5)."""
+
+    profile: Literal["standalone", "edge"] = "standalone"
+    expiry_interval_s: float = 1
+    expiry_page: int = 16
+    cancellation_interval_s: float = 1
+    cancellation_page: int = 32
+    cancellation_pages: int = 4
+
+    def __post_init__(self) -> None:
+        _within("maintenance.expiry_interval_s", self.expiry_interval_s, 0.25, 3_600, "seconds")
+        _within("maintenance.expiry_page", self.expiry_page, 1, 64)
+        _within("maintenance.cancellation_interval_s", self.cancellation_interval_s, 0.25, 3_600, "seconds")
+        _within("maintenance.cancellation_page", self.cancellation_page, 1, 128)
+        _within("maintenance.cancellation_pages", self.cancellation_pages, 1, 64)
+
+    @property
+    def lost_retry(self) -> LostRetry:
+        """How lost runs are looked after under the profile."""
+        return LOST_RETRY[self.profile]
+
+
+class RecoveryTerms(_Section, frozen=True, kw_only=True):
+    """Under `runs.on_lease_expiry = "evidence"`: how runs that nobody holds are looked after (control-plane.md §16)."""
+
+    interval_s: float = 5
+    page: int = 16
+    retry_s: float = 5
+    freshness_s: float = 30
+
+    def __post_init__(self) -> None:
+        _within("recovery.interval_s", self.interval_s, 0.25, 3_600, "seconds")
+        _within("recovery.page", self.page, 1, 128)
+        _within("recovery.retry_s", self.retry_s, 0.1, 300, "seconds")
+        _within("recovery.freshness_s", self.freshness_s, 1, 300, "seconds")
 
 
 class Limits(_Section, frozen=True, kw_only=True):
@@ -158,6 +215,8 @@ class Settings(_Section, frozen=True, kw_only=True):
     operator: Operator = Operator()
     sessions: Sessions = Sessions()
     runs: Runs = Runs()
+    maintenance: MaintenanceTerms = MaintenanceTerms()
+    recovery: RecoveryTerms = RecoveryTerms()
     limits: Limits = Limits()
     dialect: Dialect = Dialect()
 

@@ -10,19 +10,23 @@ import msgspec
 from sqlalchemy import func, select
 
 from ..domain.errors import Conflict
+from ..domain.lease import StopReason
 from ..domain.text import SAFE_INTEGER, check_dispatch_id, check_integer
 from .admission import Origin, admit
-from .aggregate import TERMINAL, Run, advance_attempt, advance_run, append_event, latest_attempt, load_run
+from .aggregate import TERMINAL, Run, latest_attempt, load_run
 from .database import Transaction
 from .operator_api import ArtifactView, AttemptView, Cancelled, EventView, RunDetail, RunView, Started
-from .schema import artifacts, run_attempts, run_dispatch_leases, run_events, runs, task_execution_revisions
+from .schema import artifacts, run_attempts, run_events, runs, task_execution_revisions
+from .services.authority import is_held
+from .services.cancel_dispatch import await_dispatch
+from .services.convergence import end_unstarted
+from .services.intent import intend_stop
 from .tasks import pinned
 
 LIST_LIMIT: Final = 500
 EVENT_LIMIT: Final = 1000
 
 _OPERATOR: Final = "operator"
-_NOT_STARTED: Final = frozenset({"created", "queued", "dispatching", "waiting_approval", "retry_wait", "lost"})
 
 
 def start(
@@ -63,6 +67,29 @@ def start(
     return Started(run.id, run.status, created=True)
 
 
+def retry(tx: Transaction, run_id: str) -> Started:
+    """Queues a new run of the same revision as a run that is over; the old one stays as it is (control-plane.md §1.1).
+
+    Raises Conflict when the run does not exist or is not over.
+    """
+    old = _existing(tx, run_id)
+    if old.status not in TERMINAL:
+        raise Conflict(f"run {run_id} is {old.status}; cancel it, or wait for its end, before it is run again")
+    run = admit(
+        tx,
+        pinned(tx, old.project_id, old.task_id, task_revision=old.task_revision),
+        Origin(
+            trigger_type="retry",
+            execution_origin="operator",
+            actor_type="user",
+            actor_id=_OPERATOR,
+            priority=old.priority,
+            retry_of_run_id=old.id,
+        ),
+    )
+    return Started(run.id, run.status, created=True)
+
+
 def cancel(tx: Transaction, run_id: str) -> Cancelled:
     """Writes the intent to cancel once, and ends the run at once when it provably never started.
 
@@ -76,48 +103,11 @@ def cancel(tx: Transaction, run_id: str) -> Cancelled:
     result: Literal["requested", "already_requested"] = "already_requested"
     if run.cancel_requested_at_ms is None:
         result = "requested"
-        run = append_event(
-            tx,
-            run,
-            "run.cancel_requested",
-            actor_type="user",
-            actor_id=_OPERATOR,
-            payload={"reason": "user"},
-            dedupe_key=f"run-cancel:{run.id}",
-            changes={"cancel_requested_at_ms": tx.now_ms, "cancel_reason": "user"},
-        )
-    return Cancelled(result, converge(tx, run).status)
-
-
-def converge(tx: Transaction, run: Run) -> Run:
-    """Ends a run with a cancel intent if nothing of it can be executing; otherwise returns it unchanged.
-
-    An attempt behind the start barrier, or one with a live lease, blocks: nobody but its worker knows how it ends (§11.5).
-    """
-    if run.cancel_requested_at_ms is None or run.status not in _NOT_STARTED:
-        return run
-    attempt = latest_attempt(tx, run.id)
-    outcome = "timed_out" if run.cancel_reason == "timeout" else "cancelled"
-    code = "EXECUTION_TIMED_OUT" if outcome == "timed_out" else "EXECUTION_CANCELLED"
-    key = f"cancel-convergence:{run.id}:{run.cancel_requested_at_ms}"
-    if attempt is not None and attempt.status not in TERMINAL | {"lost"}:
-        if attempt.status != "claimed" or _has_live_lease(tx, attempt.id):
-            return run
-        ended = {"finished_at_ms": max(tx.now_ms, attempt.created_at_ms), "error_code": code}
-        advance_attempt(tx, attempt, outcome, ended)
-        run = append_event(
-            tx, run, f"attempt.{outcome}", actor_type="reconciler", attempt_id=attempt.id, dedupe_key=f"{key}:attempt"
-        )
-    return advance_run(
-        tx,
-        run,
-        outcome,
-        f"run.{outcome}",
-        actor_type="reconciler",
-        payload={"reason": run.cancel_reason},
-        dedupe_key=f"{key}:run",
-        changes={"finished_at_ms": max(tx.now_ms, run.created_at_ms), "error_code": code},
-    )
+        run = intend_stop(tx, run, StopReason.USER, actor_type="user", actor_id=_OPERATOR, dedupe_key=f"run-cancel:{run.id}")
+        attempt = latest_attempt(tx, run.id)
+        if attempt is not None and is_held(tx, attempt.id):
+            await_dispatch(tx, run, attempt)
+    return Cancelled(result, end_unstarted(tx, run).status)
 
 
 def listed(tx: Transaction, limit: int, project: str | None = None, task_id: str | None = None) -> list[RunView]:
@@ -165,14 +155,6 @@ def _existing(tx: Transaction, run_id: str) -> Run:
     if run is None:
         raise Conflict(f"there is no run {run_id}")
     return run
-
-
-def _has_live_lease(tx: Transaction, attempt_id: str) -> bool:
-    table = run_dispatch_leases
-    statement = select(table.c.attempt_id).where(
-        table.c.attempt_id == attempt_id, table.c.status == "leased", table.c.expires_at_ms > tx.now_ms
-    )
-    return tx.row(statement) is not None
 
 
 def _views() -> Any:

@@ -22,6 +22,7 @@ from .installation import PEPPER_BYTES
 from .listener import bind_tcp, bind_unix, serve_listener, server_context
 from .live_output import LiveOutput
 from .logs import JsonLog
+from .maintenance import maintain
 from .operator import create_operator
 from .private_files import make_private_directory, read_private_file
 from .secret_store import SecretStore
@@ -96,6 +97,7 @@ async def _listen(
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(serve, ingress, workers, context=context), name="worker listener")
         await nursery.start(partial(serve, operator, commands, context=None), name="operator listener")
+        nursery.start_soon(maintain, database, settings, stopping, log)
         log.info("control_plane_ready", port=port, origin=origin)
         show_line_json({"event": "ready", "port": port, "origin": origin, "pid": os.getpid()})
         received = await anext(aiter(signals))

@@ -76,8 +76,15 @@ def publish(tx: Transaction, definition: TaskDefinition) -> Published:
     return _published(_numbered(tx, definition.project, definition.id, number), created=True)
 
 
-def pinned(tx: Transaction, project: str, task_id: str, number: int | None = None) -> Pinned:
-    """Revision `number` of a task, or its newest, for a new run. Raises Conflict when it does not exist."""
+def pinned(
+    tx: Transaction, project: str, task_id: str, number: int | None = None, *, task_revision: str | None = None
+) -> Pinned:
+    """Revision `number` of a task, the one called `task_revision`, or its newest, for a new run.
+
+    Raises Conflict when it does not exist.
+    """
+    if task_revision is not None:
+        number = _number_of(tx, project, task_id, task_revision)
     row = _existing(tx, project, task_id, number)
     return Pinned(
         project_id=project,
@@ -109,6 +116,18 @@ def tasks(tx: Transaction, limit: int) -> list[Published]:
     )
     rows = tx.rows(select(table).where(~newer.exists()).order_by(table.c.project_id, table.c.task_id).limit(limit))
     return [_published(row, created=False) for row in rows]
+
+
+def _number_of(tx: Transaction, project: str, task_id: str, task_revision: str) -> int:
+    table = task_execution_revisions
+    row = tx.row(
+        select(table.c.source_revision).where(
+            table.c.project_id == project, table.c.task_id == task_id, table.c.task_revision == task_revision
+        )
+    )
+    if row is None:
+        raise Conflict(f"there is no revision {task_revision} of task {project}/{task_id}")
+    return int(row.source_revision)
 
 
 def _existing(tx: Transaction, project: str, task_id: str, number: int | None) -> Any:

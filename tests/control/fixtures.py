@@ -343,6 +343,12 @@ class Plane:
             rows = tx.rows(select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.sequence))
         return [row.type for row in rows]
 
+    def actors(self, run_id: str) -> list[str]:
+        """Who wrote a run's Events, in order."""
+        with self.database.transaction() as tx:
+            rows = tx.rows(select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.sequence))
+        return [row.actor_type for row in rows]
+
     def snapshot(self, *, without: tuple[str, ...] = ()) -> dict[str, list[Any]]:
         """Every row of every table, to prove that nothing changed."""
         with self.database.transaction() as tx:

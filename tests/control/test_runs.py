@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy import Executable, func, insert, select
 
 from qlworker.control import runs
-from qlworker.control.aggregate import advance_attempt, advance_run, latest_attempt, load_run
+from qlworker.control.aggregate import advance_attempt, advance_run, append_event, latest_attempt, load_run, project_lease
 from qlworker.control.clock import SettableClock
 from qlworker.control.database import Database, Transaction
 from qlworker.control.schema import run_attempts, run_dispatch_leases, run_events
 from qlworker.control.schema import runs as runs_table
+from qlworker.control.services.convergence import converge
 from qlworker.control.task_file import parse_task
 from qlworker.control.tasks import publish
 from qlworker.domain.errors import Conflict
@@ -61,24 +62,28 @@ def claim(tx: Transaction, run_id: str, expires_at_ms: int) -> str:
     attempt, run = latest_attempt(tx, run_id), load_run(tx, run_id)
     assert attempt is not None
     assert run is not None
+    held = {
+        "worker_id": "edge-1",
+        "worker_session_id": "018f0000-0000-7000-8000-000000000001",
+        "worker_generation": 1,
+        "lease_generation": 1,
+        "lease_token_digest": "a" * 64,
+        "offer_id": f"offer-{attempt.id}",
+    }
     tx.write(
         insert(run_dispatch_leases).values(
             attempt_id=attempt.id,
             run_id=run_id,
             status="leased",
             version=0,
-            lease_generation=1,
-            worker_id="edge-1",
-            worker_session_id="018f0000-0000-7000-8000-000000000001",
-            worker_generation=1,
-            lease_token_digest="a" * 64,
-            offer_id=f"offer-{attempt.id}",
             acquired_at_ms=tx.now_ms,
             renewed_at_ms=tx.now_ms,
             expires_at_ms=expires_at_ms,
             updated_at_ms=tx.now_ms,
+            **held,
         )
     )
+    project_lease(tx, attempt, held | {"lease_version": 0, "lease_expires_at_ms": expires_at_ms})
     advance_run(tx, run, "dispatching", "run.dispatching", actor_type="worker")
     return attempt.id
 
@@ -227,9 +232,9 @@ def test_a_timeout_intent_ends_as_timed_out(database: Database) -> None:
         run = load_run(tx, run_id)
         assert run is not None
         intent = {"cancel_requested_at_ms": NOW, "cancel_reason": "timeout"}
-        run = runs.append_event(tx, run, "run.cancel_requested", actor_type="system", changes=intent)
+        run = append_event(tx, run, "run.cancel_requested", actor_type="system", changes=intent)
 
-        assert runs.converge(tx, run).status == "timed_out"
+        assert converge(tx, run, "lost").status == "timed_out"
 
 
 @pytest.mark.parametrize("failing", range(7))
@@ -307,3 +312,20 @@ def test_an_unknown_run_is_named(database: Database) -> None:
         for read in (runs.cancel, runs.detail, runs.events):
             with pytest.raises(Conflict, match="no run absent"):
                 read(tx, "absent")
+
+
+def test_a_run_that_is_over_can_be_run_again_as_a_new_one(database: Database) -> None:  # V121
+    run_id = started(database, priority=3)
+    with database.transaction() as tx, pytest.raises(Conflict, match="is queued; cancel it"):
+        runs.retry(tx, run_id)
+    with database.transaction() as tx:
+        runs.cancel(tx, run_id)
+    with database.transaction() as tx:
+        publish(tx, parse_task(TASK.replace(b"true", b"false"), "job.toml"))
+    with database.transaction() as tx:
+        again = load_run(tx, runs.retry(tx, run_id).run_id)
+        old = load_run(tx, run_id)
+    assert again is not None
+    assert old is not None
+    assert (again.retry_of_run_id, again.task_revision, again.priority) == (run_id, old.task_revision, 3)
+    assert (again.status, old.status) == ("queued", "cancelled")

@@ -240,22 +240,14 @@ cancellation_dispatches = Table(
     text("status", 16),
     number("version"),
     number("dispatch_count"),
-    optional_number("next_attempt_at_ms"),
-    optional("lease_owner", 128),
-    optional("lease_token_digest", 64),
-    optional_number("lease_expires_at_ms"),
-    optional("last_result", 32),
     optional_number("last_dispatched_at_ms"),
     number("created_at_ms"),
     number("updated_at_ms"),
+    CheckConstraint("status IN ('pending', 'dispatched', 'blocked')", name="cancellation_dispatches_have_a_status"),
     CheckConstraint(
-        "status IN ('pending', 'leased', 'retry_wait', 'dispatched', 'blocked')", name="cancellation_dispatches_have_a_status"
+        "(dispatch_count = 0) = (last_dispatched_at_ms IS NULL)", name="cancellation_dispatches_know_their_last_one"
     ),
-    CheckConstraint(
-        "(status = 'leased') = (lease_owner IS NOT NULL) AND (lease_owner IS NULL) = (lease_token_digest IS NULL)"
-        " AND (lease_owner IS NULL) = (lease_expires_at_ms IS NULL)",
-        name="cancellation_dispatches_lease_is_whole",
-    ),
+    Index("cancellation_dispatches_by_status", "status", "created_at_ms"),
 )
 
 recovery_controls = Table(
@@ -264,14 +256,12 @@ recovery_controls = Table(
     Column("attempt_id", String(36), ForeignKey("run_attempts.id"), primary_key=True),
     Column("run_id", String(36), ForeignKey("runs.id"), nullable=False),
     text("status", 16),
+    text("reason", 64),
     number("version"),
-    optional("owner", 128),
-    optional_number("claim_expires_at_ms"),
-    optional_number("next_claim_at_ms"),
-    number("failures"),
-    optional("reason", 64),
+    number("looks"),
+    optional_number("next_look_at_ms"),
     number("updated_at_ms"),
-    CheckConstraint(
-        "status IN ('available', 'claimed', 'retry', 'manual', 'resolved')", name="recovery_controls_have_a_status"
-    ),
+    CheckConstraint("status IN ('retry', 'manual', 'resolved')", name="recovery_controls_have_a_status"),
+    CheckConstraint("(status = 'retry') = (next_look_at_ms IS NOT NULL)", name="recovery_controls_look_again_or_do_not"),
+    Index("recovery_controls_by_status", "status", "next_look_at_ms"),
 )

@@ -66,6 +66,12 @@ def load_lease(tx: Transaction, attempt_id: str) -> DispatchLease | None:
     return None if row is None else DispatchLease(**row._mapping)
 
 
+def is_held(tx: Transaction, attempt_id: str) -> bool:
+    """Whether somebody has a live lease on the attempt."""
+    lease = load_lease(tx, attempt_id)
+    return lease is not None and lease.is_live(tx.now_ms)
+
+
 def identify(tx: Transaction, caller: Caller, fence: ActivationRequest | LeaseFence | AttestationRequest) -> Claim:
     """The claim `fence` belongs to: every identity equal, the token's digest included. Says nothing about being alive.
 

@@ -11,7 +11,17 @@ from sqlalchemy import func, insert, select, update
 
 from ...domain.canonical import digests_equal, lease_token_digest
 from ...wire.offers import OfferRequest
-from ..aggregate import REMOTE_WORKER, RUNTIME, Attempt, Run, advance_attempt, advance_run, load_attempt, load_run
+from ..aggregate import (
+    REMOTE_WORKER,
+    RUNTIME,
+    Attempt,
+    Run,
+    advance_attempt,
+    advance_run,
+    latest_attempt,
+    load_attempt,
+    load_run,
+)
 from ..database import Transaction
 from ..schema import run_dispatch_leases
 from .authority import COMPLETED, LEASED, Claim, DispatchLease, load_lease
@@ -54,7 +64,8 @@ def claim(tx: Transaction, caller: Caller, attempt_id: str, request: OfferReques
     attempt = load_attempt(tx, attempt_id)
     run = None if attempt is None else load_run(tx, attempt.run_id)
     lease = load_lease(tx, attempt_id)
-    if attempt is None or run is None or not _is_eligible(run, attempt) or (lease is not None and lease.status == COMPLETED):
+    is_over = lease is not None and lease.status == COMPLETED
+    if attempt is None or run is None or is_over or not (_is_eligible(run, attempt) and _is_newest(tx, attempt)):
         return ClaimResult(Outcome.NOT_ELIGIBLE)
     if session is None:
         return ClaimResult(Outcome.WORKER_UNAVAILABLE)
@@ -80,6 +91,12 @@ def _is_eligible(run: Run, attempt: Attempt) -> bool:
         and attempt.status == CLAIMED
         and attempt.executor_type == REMOTE_WORKER
     )
+
+
+def _is_newest(tx: Transaction, attempt: Attempt) -> bool:
+    """Whether no later attempt of its run exists: an older one has had its turn (R353)."""
+    newest = latest_attempt(tx, attempt.run_id)
+    return newest is not None and newest.id == attempt.id
 
 
 def _is_holder(lease: DispatchLease, caller: Caller, request: OfferRequest) -> bool:

@@ -19,9 +19,9 @@ from .activation import RUNNING, STARTING
 from .artifacts import load_artifact
 from .authority import COMPLETED, Claim, identify, require_lease
 from .claiming import DISPATCHING
+from .intent import intend_timeout
 from .outcome import ending_of_exit, finish
 from .session import Caller, require_session
-from .timeout import intend_timeout
 
 CLOCK_SKEW_MS: Final = 5 * 60 * 1000
 """How far a worker's times may lie ahead of the control plane's clock (D17)."""

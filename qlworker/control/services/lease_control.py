@@ -12,9 +12,10 @@ from ..config import Settings
 from ..database import Transaction
 from .activation import RUNNING, STARTING
 from .authority import COMPLETED, Claim, change_lease, identify, require_lease
+from .cancel_dispatch import settle_dispatch
 from .claiming import CLAIMED
+from .intent import intend_timeout
 from .session import Caller, require_session
-from .timeout import intend_timeout
 
 
 def control(tx: Transaction, caller: Caller, request: LeaseControlRequest, settings: Settings) -> LeaseControlResponse:
@@ -28,9 +29,12 @@ def control(tx: Transaction, caller: Caller, request: LeaseControlRequest, setti
     if _is_lost_answer(tx, claim, request):
         return _alive(claim)
     require_lease(tx, claim, request.expected_lease_version)
+    claim = intend_timeout(tx, claim, tx.now_ms)
+    if claim.run.cancel_requested_at_ms is not None:
+        claim = settle_dispatch(tx, claim)
     renewed = change_lease(
         tx,
-        intend_timeout(tx, claim, tx.now_ms),
+        claim,
         version=claim.lease.version + 1,
         renewed_at_ms=max(tx.now_ms, claim.lease.renewed_at_ms),
         expires_at_ms=max(tx.now_ms, claim.lease.renewed_at_ms) + settings.run_lease_ms,

@@ -27,15 +27,16 @@ class Ending(msgspec.Struct, frozen=True):
 
 def ending_of_start_failure(run: Run) -> Ending:
     """What a start failure makes of `run`."""
-    return _intended(run) or Ending("failed", START_FAILED)
+    return intended_ending(run) or Ending("failed", START_FAILED)
 
 
 def ending_of_exit(run: Run, exit_code: int) -> Ending:
     """What a command's exit makes of `run`."""
-    return _intended(run) or (Ending("succeeded", None) if exit_code == 0 else Ending("failed", FAILED))
+    return intended_ending(run) or (Ending("succeeded", None) if exit_code == 0 else Ending("failed", FAILED))
 
 
-def _intended(run: Run) -> Ending | None:
+def intended_ending(run: Run) -> Ending | None:
+    """How a run with an intent to stop ends, whatever its command did; None without one."""
     if run.cancel_reason is None:
         return None
     return Ending("timed_out", TIMED_OUT) if run.cancel_reason == "timeout" else Ending("cancelled", CANCELLED)

@@ -329,45 +329,43 @@ def upgrade() -> None:
         sa.Column("status", sa.String(length=16), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.Column("dispatch_count", sa.BigInteger(), nullable=False),
-        sa.Column("next_attempt_at_ms", sa.BigInteger(), nullable=True),
-        sa.Column("lease_owner", sa.String(length=128), nullable=True),
-        sa.Column("lease_token_digest", sa.String(length=64), nullable=True),
-        sa.Column("lease_expires_at_ms", sa.BigInteger(), nullable=True),
-        sa.Column("last_result", sa.String(length=32), nullable=True),
         sa.Column("last_dispatched_at_ms", sa.BigInteger(), nullable=True),
         sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("updated_at_ms", sa.BigInteger(), nullable=False),
         sa.CheckConstraint(
-            "(status = 'leased') = (lease_owner IS NOT NULL) AND (lease_owner IS NULL) = (lease_token_digest IS NULL) AND (lease_owner IS NULL) = (lease_expires_at_ms IS NULL)",
-            name=op.f("cancellation_dispatches_lease_is_whole"),
+            "status IN ('pending', 'dispatched', 'blocked')", name=op.f("cancellation_dispatches_have_a_status")
         ),
         sa.CheckConstraint(
-            "status IN ('pending', 'leased', 'retry_wait', 'dispatched', 'blocked')",
-            name=op.f("cancellation_dispatches_have_a_status"),
+            "(dispatch_count = 0) = (last_dispatched_at_ms IS NULL)", name=op.f("cancellation_dispatches_know_their_last_one")
         ),
         sa.ForeignKeyConstraint(["attempt_id"], ["run_attempts.id"], name=op.f("cancellation_dispatches_belong_by_attempt_id")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("cancellation_dispatches_belong_by_run_id")),
         sa.PrimaryKeyConstraint("run_id", name=op.f("cancellation_dispatches_key")),
     )
+    with op.batch_alter_table("cancellation_dispatches", schema=None) as batch_op:
+        batch_op.create_index("cancellation_dispatches_by_status", ["status", "created_at_ms"], unique=False)
+
     op.create_table(
         "recovery_controls",
         sa.Column("attempt_id", sa.String(length=36), nullable=False),
         sa.Column("run_id", sa.String(length=36), nullable=False),
         sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("reason", sa.String(length=64), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
-        sa.Column("owner", sa.String(length=128), nullable=True),
-        sa.Column("claim_expires_at_ms", sa.BigInteger(), nullable=True),
-        sa.Column("next_claim_at_ms", sa.BigInteger(), nullable=True),
-        sa.Column("failures", sa.BigInteger(), nullable=False),
-        sa.Column("reason", sa.String(length=64), nullable=True),
+        sa.Column("looks", sa.BigInteger(), nullable=False),
+        sa.Column("next_look_at_ms", sa.BigInteger(), nullable=True),
         sa.Column("updated_at_ms", sa.BigInteger(), nullable=False),
         sa.CheckConstraint(
-            "status IN ('available', 'claimed', 'retry', 'manual', 'resolved')", name=op.f("recovery_controls_have_a_status")
+            "(status = 'retry') = (next_look_at_ms IS NOT NULL)", name=op.f("recovery_controls_look_again_or_do_not")
         ),
+        sa.CheckConstraint("status IN ('retry', 'manual', 'resolved')", name=op.f("recovery_controls_have_a_status")),
         sa.ForeignKeyConstraint(["attempt_id"], ["run_attempts.id"], name=op.f("recovery_controls_belong_by_attempt_id")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("recovery_controls_belong_by_run_id")),
         sa.PrimaryKeyConstraint("attempt_id", name=op.f("recovery_controls_key")),
     )
+    with op.batch_alter_table("recovery_controls", schema=None) as batch_op:
+        batch_op.create_index("recovery_controls_by_status", ["status", "next_look_at_ms"], unique=False)
+
     op.create_table(
         "run_dispatch_leases",
         sa.Column("attempt_id", sa.String(length=36), nullable=False),

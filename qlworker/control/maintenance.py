@@ -1,0 +1,121 @@
+"""What the control plane does by itself while it serves: one function for one page of each kind of work, and their rhythms.
+
+Every replica does all of it; each step looks again under its run's lock, so that two that meet do nothing twice. Source:
+control-plane.md §9.2, §10.6, §11.5, §16, §22 item 4; R321 to R323, R366 to R370.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+import trio
+from sqlalchemy import delete, insert, select
+
+from .cadence import keep_time
+from .config import Settings
+from .database import Database, Transaction
+from .logs import Log
+from .schema import scan_cursors
+from .services.convergence_scan import StopCursor, scan_stops
+from .services.expiry_scan import ExpiryCursor, scan_expired
+from .services.lost_retry_scan import scan_lost
+from .services.recovery import RecoveryTerms
+from .services.recovery_scan import scan_recovery
+
+EXPIRY: Final = "lease_expiry"
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Maintenance:
+    """The ticks. Each is one page (cancellation: a few), reads where it goes on, and says what it could not do."""
+
+    def __init__(self, database: Database, settings: Settings, log: Log) -> None:
+        self._database = database
+        self._settings = settings
+        self._log = log
+        self._stops_after: StopCursor | None = None
+
+    def rhythms(self) -> list[tuple[str, float, Callable[[], Awaitable[object]]]]:
+        """Name, pause in seconds and tick of each kind of work."""
+        terms = self._settings.maintenance
+        rhythms: list[tuple[str, float, Callable[[], Awaitable[object]]]] = [
+            ("lease_expiry", terms.expiry_interval_s, self.expire),
+            ("lost_retry", terms.lost_retry.interval_s, self.retry),
+            ("cancellation", terms.cancellation_interval_s, self.converge),
+        ]
+        if self._settings.runs.on_lease_expiry == "evidence":
+            rhythms.append(("recovery", self._settings.recovery.interval_s, self.recover))
+        return rhythms
+
+    async def expire(self) -> None:
+        """Ends the leases of one page that ran out. The place is kept in the database, so that a restart goes on there."""
+        after = await self._database.run(load_cursor, EXPIRY, ExpiryCursor)
+        scan = await scan_expired(
+            self._database, after, self._settings.runs.on_lease_expiry, self._settings.maintenance.expiry_page
+        )
+        if scan.cursor != after:
+            await self._database.run(keep_cursor, EXPIRY, scan.cursor)
+        if scan.results:
+            self._log.info("leases_expired", results=[result.value for result in scan.results])
+        if scan.failed is not None:
+            self._log.error("lease_expiry_stuck", run=scan.failed, reason=scan.error)
+
+    async def retry(self) -> None:
+        """Takes the lost runs of one page a step further."""
+        scan = await scan_lost(self._database, self._settings.maintenance.lost_retry.page)
+        for run_id, step in scan.steps.items():
+            self._log.info("lost_run_followed", run=run_id, step=step.value)
+        for run_id, reason in scan.failures.items():
+            self._log.error("lost_run_stuck", run=run_id, reason=reason)
+
+    async def converge(self) -> None:
+        """Ends what was cancelled and cannot be running; the runs that have to wait get their turn in rotation."""
+        for _ in range(self._settings.maintenance.cancellation_pages):
+            scan = await scan_stops(
+                self._database,
+                self._stops_after,
+                self._settings.runs.on_lease_expiry,
+                self._settings.maintenance.cancellation_page,
+            )
+            for run_id, reason in scan.failures.items():
+                self._log.error("cancellation_stuck", run=run_id, reason=reason)
+            self._stops_after = scan.cursor
+            if scan.cursor is None:
+                return
+
+    async def recover(self) -> None:
+        """Looks for evidence about one page of started runs that nobody holds."""
+        recovery = self._settings.recovery
+        terms = RecoveryTerms(freshness_ms=round(recovery.freshness_s * 1000), retry_ms=round(recovery.retry_s * 1000))
+        scan = await scan_recovery(self._database, terms, recovery.page)
+        for attempt_id, verdict in scan.verdicts.items():
+            if verdict.status == "manual":
+                self._log.error("recovery_needs_operator", attempt=attempt_id, reason=verdict.reason)
+            elif verdict.is_lost:
+                self._log.info("recovery_lost", attempt=attempt_id, reason=verdict.reason)
+        for attempt_id, reason in scan.failures.items():
+            self._log.error("recovery_stuck", attempt=attempt_id, reason=reason)
+
+
+async def maintain(database: Database, settings: Settings, stopping: trio.Event, log: Log) -> None:
+    """All rhythms, until `stopping` is set."""
+    async with trio.open_nursery() as nursery:
+        for name, pause_s, tick in Maintenance(database, settings, log).rhythms():
+            nursery.start_soon(partial(keep_time, name, pause_s, tick, stopping=stopping, log=log))
+
+
+def load_cursor(tx: Transaction, scan: str, kind: type[T]) -> T | None:
+    """Where `scan` goes on, or None for the beginning."""
+    row = tx.row(select(scan_cursors.c.cursor).where(scan_cursors.c.scan == scan))
+    return None if row is None or row.cursor is None else msgspec.json.decode(row.cursor, type=kind)
+
+
+def keep_cursor(tx: Transaction, scan: str, cursor: msgspec.Struct | None) -> None:
+    """Remembers where `scan` goes on."""
+    tx.lock("scan", scan)
+    tx.write(delete(scan_cursors).where(scan_cursors.c.scan == scan))
+    if cursor is not None:
+        text = msgspec.json.encode(cursor).decode()
+        tx.write(insert(scan_cursors).values(scan=scan, cursor=text, updated_at_ms=tx.now_ms))
