@@ -14,6 +14,7 @@ from ...domain.capabilities import Capabilities
 from ...domain.errors import Corrupt, Fenced
 from ...domain.offer import Candidate, LeaseTerms, WorkerFence
 from ...domain.revision import ExecutionRevision
+from ...domain.text import check_integer
 from ...wire.offers import OFFER_SCHEMA, Idle, IdleReason, Offered, OfferRequest, ScanStats, WireOffer
 from ..aggregate import REMOTE_WORKER, RUNTIME, load_attempt, load_run
 from ..config import Settings
@@ -26,12 +27,17 @@ from .session import Caller, require_session
 
 
 class ScanBudget(msgspec.Struct, frozen=True):
-    """How much one pull may look at. The default is the contract's hard limit (§5.4): with a smaller one a queue of tasks
-    for a box that is switched off would hide the work of all others."""
+    """How much one pull may look at. The default is the contract's hard limit (§5.4): with a smaller one a queue of tasks for a
+    box that is switched off would hide the work of all others. Raises ValueError above it."""
 
     page: int = 64
     pages: int = 16
     claims: int = 64
+
+    def __post_init__(self) -> None:
+        check_integer(self.page, "the page", 1, 64)
+        check_integer(self.pages, "the pages", 1, 16)
+        check_integer(self.claims, "the claims", 1, 64)
 
 
 BUDGET: Final = ScanBudget()
