@@ -29,6 +29,8 @@ _CHOICES: Final = {
     "runs.on_lease_expiry": 'it must be "lost" or "evidence"',
 }
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z|[0-9A-Fa-f:.]{2,45}\Z")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
+_LOOPBACK: Final = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?/?\Z")
 _AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
 
 
@@ -94,6 +96,35 @@ class Storage(_Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _within("storage.connections", self.connections, 1, 16)
+
+
+class Bucket(_Section, frozen=True, kw_only=True):
+    """An S3-compatible bucket. Without `endpoint` it is Amazon's. `credentials` names a private TOML file with access_key_id
+    and secret_access_key; without it, boto3 looks where it always looks. Names of objects begin with `prefix`."""
+
+    name: str
+    endpoint: str = ""
+    region: str = ""
+    prefix: str = ""
+    credentials: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not _BUCKET.match(self.name):
+            raise ValueError("artifacts.bucket.name must be 3 to 63 of [a-z0-9.-]")
+        if self.endpoint and not self.endpoint.startswith(("https://", "http://")):
+            raise ValueError("artifacts.bucket.endpoint must be a URL that begins with https://")
+        if self.endpoint.startswith("http://") and not _LOOPBACK.match(self.endpoint):
+            raise ValueError("artifacts.bucket.endpoint must begin with https://; only a server on this host may use http://")
+
+
+class Artifacts(_Section, frozen=True, kw_only=True):
+    """Where logs are kept, and for how long: in `storage.artifacts`, or in `bucket`, which replicas on several hosts need."""
+
+    retention_s: float = 30 * 86_400
+    bucket: Bucket | None = None
+
+    def __post_init__(self) -> None:
+        _within("artifacts.retention_s", self.retention_s, 60, 365 * 86_400, "seconds")
 
 
 class Operator(_Section, frozen=True, kw_only=True):
@@ -212,6 +243,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     tls: Tls = Tls()
     authority: Authority = Authority()
     storage: Storage = Storage()
+    artifacts: Artifacts = Artifacts()
     operator: Operator = Operator()
     sessions: Sessions = Sessions()
     runs: Runs = Runs()
@@ -259,8 +291,10 @@ class Settings(_Section, frozen=True, kw_only=True):
             }
             return msgspec.structs.replace(section, **paths)
 
+        bucket = self.artifacts.bucket
         settings = msgspec.structs.replace(
             self,
+            artifacts=self.artifacts if bucket is None else msgspec.structs.replace(self.artifacts, bucket=rooted(bucket)),
             tls=rooted(self.tls),
             authority=rooted(self.authority),
             storage=rooted(self.storage),

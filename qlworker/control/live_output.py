@@ -41,6 +41,15 @@ class LiveOutput:
         finally:
             os.close(descriptor)
 
+    def read(self, attempt_id: str, position: int, size: int) -> bytes:
+        """Up to `size` bytes from `position`; b"" where there is nothing. Blocks."""
+        try:
+            with self.path(attempt_id).open("rb") as file:
+                file.seek(position)
+                return file.read(size)
+        except FileNotFoundError:
+            return b""
+
     def remove(self, attempt_id: str) -> None:
         """Forgets the view of one attempt. Blocks. A view that cannot be removed is left: nobody depends on it."""
         with contextlib.suppress(OSError, ValueError):

@@ -12,6 +12,8 @@ import msgspec
 import trio
 from sqlalchemy import delete, insert, select
 
+from .artifact_retention import sweep_logs
+from .artifact_store import ArtifactStore
 from .cadence import keep_time
 from .config import Settings
 from .database import Database, Transaction
@@ -23,6 +25,7 @@ from .services.lost_retry_scan import scan_lost
 from .services.recovery import RecoveryTerms
 from .services.recovery_scan import scan_recovery
 
+RETENTION_INTERVAL_S: Final = 60
 EXPIRY: Final = "lease_expiry"
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -31,8 +34,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Maintenance:
     """The ticks. Each is one page (cancellation: a few), reads where it goes on, and says what it could not do."""
 
-    def __init__(self, database: Database, settings: Settings, log: Log) -> None:
+    def __init__(self, database: Database, store: ArtifactStore, settings: Settings, log: Log) -> None:
         self._database = database
+        self._store = store
         self._settings = settings
         self._log = log
         self._stops_after: StopCursor | None = None
@@ -44,6 +48,7 @@ class Maintenance:
             ("lease_expiry", terms.expiry_interval_s, self.expire),
             ("lost_retry", terms.lost_retry.interval_s, self.retry),
             ("cancellation", terms.cancellation_interval_s, self.converge),
+            ("artifact_retention", RETENTION_INTERVAL_S, self.sweep_logs),
         ]
         if self._settings.runs.on_lease_expiry == "evidence":
             rhythms.append(("recovery", self._settings.recovery.interval_s, self.recover))
@@ -98,11 +103,17 @@ class Maintenance:
         for attempt_id, reason in scan.failures.items():
             self._log.error("recovery_stuck", attempt=attempt_id, reason=reason)
 
+    async def sweep_logs(self) -> None:
+        """Removes one page of logs whose time is over."""
+        removed = await sweep_logs(self._database, self._store, round(self._settings.artifacts.retention_s * 1000))
+        if removed:
+            self._log.info("logs_removed", count=removed)
 
-async def maintain(database: Database, settings: Settings, stopping: trio.Event, log: Log) -> None:
+
+async def maintain(database: Database, store: ArtifactStore, settings: Settings, stopping: trio.Event, log: Log) -> None:
     """All rhythms, until `stopping` is set."""
     async with trio.open_nursery() as nursery:
-        for name, pause_s, tick in Maintenance(database, settings, log).rhythms():
+        for name, pause_s, tick in Maintenance(database, store, settings, log).rhythms():
             nursery.start_soon(partial(keep_time, name, pause_s, tick, stopping=stopping, log=log))
 
 

@@ -1,7 +1,6 @@
 """The output of a run as a stream of bytes: live while it runs, the stored artifact afterwards, without a seam between them."""
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -50,8 +49,7 @@ class RunLog:
             if source.key is not None and source.truncated and position and not is_cut:
                 is_cut = True
                 yield _cut_note(run_id)
-            path = None if is_cut else self._path(source)
-            while chunk := await trio.to_thread.run_sync(_read, path, position):
+            while not is_cut and (chunk := await trio.to_thread.run_sync(self._read, source, position)):
                 position += len(chunk)
                 yield chunk
             if source.is_over or stopping is None or stopping.is_set():
@@ -59,10 +57,10 @@ class RunLog:
             with trio.move_on_after(POLL_S):
                 await stopping.wait()
 
-    def _path(self, source: _Source) -> Path | None:
+    def _read(self, source: _Source, position: int) -> bytes:
         if source.key is not None:
-            return self._store.path(source.key, source.sha256)
-        return None if source.attempt_id is None else self._live.path(source.attempt_id)
+            return self._store.read(source.key, source.sha256, position, CHUNK_BYTES)
+        return b"" if source.attempt_id is None else self._live.read(source.attempt_id, position, CHUNK_BYTES)
 
 
 def _source(tx: Transaction, run_id: str) -> _Source:
@@ -80,17 +78,6 @@ def _source(tx: Transaction, run_id: str) -> _Source:
         return _Source(is_over, attempt.id)
     key = ArtifactKey(stored.project_id, run_id, attempt.id, stored.log_artifact_id)
     return _Source(is_over, attempt.id, key, stored.sha256, bool(stored.truncated))
-
-
-def _read(path: Path | None, position: int) -> bytes:
-    if path is None:
-        return b""
-    try:
-        with path.open("rb") as file:
-            file.seek(position)
-            return file.read(CHUNK_BYTES)
-    except FileNotFoundError:
-        return b""
 
 
 def _cut_note(run_id: str) -> bytes:

@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from ..domain.errors import Misconfigured
-from .artifact_store import ArtifactStore
+from .artifact_choice import open_store
 from .config import Settings
 from .credentials import authenticate
 from .database import Database
@@ -72,7 +72,7 @@ async def _listen(
     port: int = workers.getsockname()[1]
     origin = settings.origin(port)
     stopping = trio.Event()
-    artifacts, live = ArtifactStore(settings.storage.artifacts), LiveOutput(settings.storage.live)
+    artifacts, live = open_store(settings), LiveOutput(settings.storage.live)
     ingress = create_ingress(
         database,
         authenticate=authenticate,
@@ -97,7 +97,7 @@ async def _listen(
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(serve, ingress, workers, context=context), name="worker listener")
         await nursery.start(partial(serve, operator, commands, context=None), name="operator listener")
-        nursery.start_soon(maintain, database, settings, stopping, log)
+        nursery.start_soon(maintain, database, artifacts, settings, stopping, log)
         log.info("control_plane_ready", port=port, origin=origin)
         show_line_json({"event": "ready", "port": port, "origin": origin, "pid": os.getpid()})
         received = await anext(aiter(signals))

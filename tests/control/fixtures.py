@@ -12,7 +12,8 @@ from sqlalchemy import Executable, insert, select
 
 from qlworker.control import credentials, runs
 from qlworker.control.aggregate import Attempt, Run, load_attempt, load_run
-from qlworker.control.artifact_store import ArtifactKey, ArtifactStore
+from qlworker.control.artifact_directory import ArtifactDirectory
+from qlworker.control.artifact_store import ArtifactKey
 from qlworker.control.clock import SettableClock
 from qlworker.control.config import Settings
 from qlworker.control.database import Database
@@ -167,7 +168,7 @@ class Plane:
         if url is None:
             self.database.create_tables()
         self.secrets = SecretStore(directory / "secrets")
-        self.artifacts = ArtifactStore(directory / "artifacts")
+        self.artifacts = ArtifactDirectory(directory / "artifacts")
         self.live = LiveOutput(directory / "live")
         self._count = 0
 

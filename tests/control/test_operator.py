@@ -13,7 +13,8 @@ from sqlalchemy import insert, update
 
 from qlworker.control import runs
 from qlworker.control.aggregate import Attempt, insert_attempt, latest_attempt
-from qlworker.control.artifact_store import ArtifactKey, ArtifactStore
+from qlworker.control.artifact_directory import ArtifactDirectory
+from qlworker.control.artifact_store import ArtifactKey
 from qlworker.control.clock import SettableClock
 from qlworker.control.credentials import authenticate
 from qlworker.control.database import Database
@@ -42,7 +43,7 @@ class World:
         self.clock = SettableClock(NOW)
         self.database = Database(f"sqlite:///{directory}/control.sqlite", self.clock)
         self.database.create_tables()
-        self.store, self.live = ArtifactStore(directory / "artifacts"), LiveOutput(directory / "live")
+        self.store, self.live = ArtifactDirectory(directory / "artifacts"), LiveOutput(directory / "live")
         self.stopping = trio.Event()
         self.log = (directory / "operator.log").open("w")
         app = create_operator(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from qlworker.control.artifact_store import ArtifactKey, ArtifactStore
+from qlworker.control.artifact_directory import ArtifactDirectory
+from qlworker.control.artifact_store import ArtifactKey
 from qlworker.control.live_output import LIVE_BYTES, LiveOutput
 from qlworker.control.services import artifacts, output
 from qlworker.domain.canonical import sha256_hex
@@ -68,7 +69,7 @@ def test_the_same_log_again_is_told_and_another_one_refused(plane: Plane) -> Non
 
 
 def test_the_store_keeps_what_it_measured_and_nothing_beside_it(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path / "artifacts")
+    store = ArtifactDirectory(tmp_path / "artifacts")
     upload = store.begin(KEY)
     upload.write(b"one ")
     upload.write(b"two")
@@ -85,7 +86,7 @@ def test_the_store_keeps_what_it_measured_and_nothing_beside_it(tmp_path: Path) 
 
 
 def test_a_discarded_upload_leaves_nothing(tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path / "artifacts")
+    store = ArtifactDirectory(tmp_path / "artifacts")
     upload = store.begin(KEY)
     upload.write(b"half")
     upload.discard()
