@@ -64,19 +64,35 @@ class Listen(_Section, frozen=True, kw_only=True):
 
 
 class Tls(_Section, frozen=True, kw_only=True):
-    """The server's own certificate and key, and the authorities whose client certificates are accepted."""
+    """The server's own certificate and key, the authorities whose client certificates are accepted, and the list of those that
+    are revoked, which `qlcontrol serve` keeps itself."""
 
     certificate: Path = Path("tls/certificate.pem")
     key: Path = Path("tls/key.pem")
     client_ca: Path = Path("ca/certificate.pem")
+    revoked: Path = Path("tls/revoked.pem")
     handshake_timeout_s: float = 10
 
     def __post_init__(self) -> None:
         _within("tls.handshake_timeout_s", self.handshake_timeout_s, 0.1, 60, "seconds")
 
 
+class Enrolment(_Section, frozen=True, kw_only=True):
+    """The listener where boxes with an invitation become workers, on `listen.host`; without `port` there is none. Certificates
+    signed there, and those that workers renew, last `certificate_days`."""
+
+    port: int | None = None
+    certificate_days: int = 90
+
+    def __post_init__(self) -> None:
+        if self.port is not None:
+            _within("enrolment.port", self.port, 0, 65_535)
+        _within("enrolment.certificate_days", self.certificate_days, 1, 3_650, "days")
+
+
 class Authority(_Section, frozen=True, kw_only=True):
-    """The private authority that `qlcontrol worker add` signs with. Its key is never read by `qlcontrol serve`."""
+    """The private authority that certificates are signed with. Its key is read by `qlcontrol worker add` and by a process that
+    lives as long as one signature, never by the one that talks to the network."""
 
     certificate: Path = Path("ca/certificate.pem")
     key: Path = Path("ca/key.pem")
@@ -241,6 +257,7 @@ class Settings(_Section, frozen=True, kw_only=True):
 
     listen: Listen = Listen()
     tls: Tls = Tls()
+    enrolment: Enrolment = Enrolment()
     authority: Authority = Authority()
     storage: Storage = Storage()
     artifacts: Artifacts = Artifacts()
@@ -253,7 +270,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     dialect: Dialect = Dialect()
 
     def origin(self, port: int) -> str:
-        """How workers reach a listener bound to `port`: `https://name:port`."""
+        """How boxes reach a listener of this server that is bound to `port`: `https://name:port`."""
         name = f"[{self.listen.name}]" if ":" in self.listen.name else self.listen.name
         return f"https://{name}:{port}"
 

@@ -16,9 +16,10 @@ from sqlalchemy import func, insert, select
 from ..domain.canonical import b64u, credential_digest, from_b64u
 from ..domain.errors import Conflict
 from ..domain.text import SAFE_INTEGER, check_credential_id, check_integer, check_worker_id
+from . import audit
 from .database import Transaction
 from .ids import new_id
-from .schema import security_audit, worker_credentials
+from .schema import credential_deliveries, worker_credentials
 
 SECRET_BYTES: Final = 32
 TOKEN_PREFIX: Final = "ql3w_"  # noqa: S105 - the form of a token, not one
@@ -35,6 +36,8 @@ class Principal(msgspec.Struct, frozen=True):
     worker_id: str
     credential_id: str
     version: int
+    is_unobserved: bool = False
+    """Whether it came by a rotation and was not used yet."""
 
 
 class Credential(msgspec.Struct, frozen=True):
@@ -50,59 +53,79 @@ class Credential(msgspec.Struct, frozen=True):
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """A new credential with its token, which is told this one time and never shows in a repr."""
+    """A new credential with its token, which is told this one time and never shows in a repr; None when it was told before."""
 
     credential: Credential
-    token: str
+    token: str | None
 
     def __repr__(self) -> str:
         return f"<Issued credential={self.credential.credential_id}>"
 
 
-def issue(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int) -> Issued:
+def issue(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int, mutation_id: str | None = None) -> Issued:
     """A first credential for `worker_id`, valid from now for `lifetime_ms`.
 
-    Raises ValueError for a malformed id or lifetime, Conflict when the worker has a credential that is active.
+    A `mutation_id` that was used before changes nothing and gives the credential without its token. Raises ValueError for a
+    malformed id or lifetime, Conflict when the worker has a credential that is active.
     """
     check_worker_id(worker_id)
     tx.lock("worker", worker_id)
-    if any(each.state == "active" and each.expires_at_ms > tx.now_ms for each in listed(tx, worker_id)):
-        raise Conflict(f"the worker {worker_id} has an active credential; rotate or revoke it")
-    return _append_new(tx, pepper, worker_id, lifetime_ms, "worker_credential_issue")
+    done = _done_before(tx, worker_id, mutation_id)
+    if done is not None:
+        return done
+    require_none_active(tx, worker_id)
+    return _append_new(tx, pepper, worker_id, lifetime_ms, "worker_credential_issue", mutation_id)
 
 
-def rotate(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int, overlap_ms: int) -> Issued:
-    """A new credential for `worker_id`; those active until now end after `overlap_ms` at the latest.
+def rotate(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int, mutation_id: str | None = None) -> Issued:
+    """A further credential for `worker_id`; those before it go on for now (see deliveries).
 
-    Raises Conflict when the worker has no active credential, ValueError for a bad duration.
+    A `mutation_id` that was used before changes nothing and gives the credential without its token. Raises Conflict when the
+    worker has no active credential, ValueError for a bad duration.
     """
-    check_integer(overlap_ms, "overlap")
     tx.lock("worker", worker_id)
-    old = [each for each in listed(tx, worker_id) if each.state == "active" and each.expires_at_ms > tx.now_ms]
-    if not old:
+    done = _done_before(tx, worker_id, mutation_id)
+    if done is not None:
+        return done
+    if not _active(tx, worker_id):
         raise Conflict(f"the worker {worker_id} has no active credential; add it first")
+    return _append_new(tx, pepper, worker_id, lifetime_ms, "worker_credential_rotate", mutation_id)
+
+
+def shorten_others(tx: Transaction, worker_id: str, credential_id: str, overlap_ms: int) -> None:
+    """Lets every active credential of the worker but this one end after `overlap_ms` at the latest."""
+    check_integer(overlap_ms, "overlap")
     # Not before its own creation time: a version whose window is empty would not be one.
     end = max(tx.now_ms + overlap_ms, tx.now_ms + 1)
-    for each in old:
-        _append(tx, msgspec.structs.replace(each, expires_at_ms=min(each.expires_at_ms, end)), _digest(tx, each))
-        _audit(tx, "worker_credential_shorten", each)
-    return _append_new(tx, pepper, worker_id, lifetime_ms, "worker_credential_rotate")
+    for each in _active(tx, worker_id):
+        if each.credential_id != credential_id:
+            _append(tx, msgspec.structs.replace(each, expires_at_ms=min(each.expires_at_ms, end)), _digest(tx, each))
+            _audit(tx, "worker_credential_shorten", each)
+
+
+def end_others(tx: Transaction, worker_id: str, credential_id: str) -> int:
+    """Ends every active credential of the worker but this one at once; tells how many there were."""
+    others = [each for each in _active(tx, worker_id) if each.credential_id != credential_id]
+    for each in others:
+        _append(tx, msgspec.structs.replace(each, state="revoked"), _digest(tx, each))
+        _audit(tx, "worker_credential_revoke", each)
+    return len(others)
 
 
 def revoke(tx: Transaction, worker_id: str) -> int:
-    """Ends every credential of `worker_id` at once and tells how many were active. Repeating it changes nothing.
-
-    Raises Conflict when the worker never had one.
-    """
+    """Ends every credential of `worker_id` at once and tells how many were active. Repeating it changes nothing."""
     tx.lock("worker", worker_id)
-    known = listed(tx, worker_id)
-    if not known:
-        raise Conflict(f"the worker {worker_id} is not known")
-    active = [each for each in known if each.state == "active"]
+    active = [each for each in listed(tx, worker_id) if each.state == "active"]
     for each in active:
         _append(tx, msgspec.structs.replace(each, state="revoked"), _digest(tx, each))
         _audit(tx, "worker_credential_revoke", each)
     return len(active)
+
+
+def require_none_active(tx: Transaction, worker_id: str) -> None:
+    """Raises Conflict when the worker has a credential that is active."""
+    if _active(tx, worker_id):
+        raise Conflict(f"the worker {worker_id} has an active credential; rotate or revoke it")
 
 
 def listed(tx: Transaction, worker_id: str | None = None) -> list[Credential]:
@@ -131,24 +154,52 @@ def listed(tx: Transaction, worker_id: str | None = None) -> list[Credential]:
     ]
 
 
+def _active(tx: Transaction, worker_id: str) -> list[Credential]:
+    return [each for each in listed(tx, worker_id) if each.state == "active" and each.expires_at_ms > tx.now_ms]
+
+
+def _done_before(tx: Transaction, worker_id: str, mutation_id: str | None) -> Issued | None:
+    """What this mutation made before: the fact without the secret. Raises Conflict when it was another worker's."""
+    if mutation_id is None:
+        return None
+    table = worker_credentials
+    row = tx.row(select(table.c.credential_id, table.c.worker_id).where(table.c.mutation_id == mutation_id))
+    if row is None:
+        return None
+    if row.worker_id != worker_id:
+        raise Conflict("the mutation id was used for another worker; use another one")
+    (credential,) = [each for each in listed(tx, worker_id) if each.credential_id == row.credential_id]
+    return Issued(credential, None)
+
+
 def authenticate(tx: Transaction, pepper: bytes, authorization: str | None) -> Principal | None:
     """Whom the header `Authorization: Worker ql3w_<id>_<secret>` proves, or None for everything that is not right.
 
-    An unknown credential costs the same work as a known one, so that the time tells nobody which ids exist.
+    A rotated credential that was not handed over yet proves nothing. An unknown one costs the same work as a known one, so that
+    the time tells nobody which ids exist.
     """
     parsed = _parse(authorization)
     if parsed is None:
         return None
     credential_id, secret = parsed
     table = worker_credentials
-    row = tx.row(select(table).where(table.c.credential_id == credential_id).order_by(table.c.version.desc()).limit(1))
+    delivery = credential_deliveries
+    row = tx.row(
+        select(table, delivery.c.state.label("delivery"))
+        .outerjoin(delivery, delivery.c.credential_id == table.c.credential_id)
+        .where(table.c.credential_id == credential_id)
+        .order_by(table.c.version.desc())
+        .limit(1)
+    )
     presented = credential_digest(pepper, credential_id if row is not None else _UNKNOWN, secret)
     matches = hmac.compare_digest(presented, _NO_DIGEST if row is None else row.secret_digest)
     if row is None or not matches:
         return None
     if row.state != "active" or not row.not_before_at_ms <= tx.now_ms < row.expires_at_ms:
         return None
-    return Principal(row.worker_id, credential_id, row.version)
+    if row.delivery == "credential_committed":
+        return None
+    return Principal(row.worker_id, credential_id, row.version, is_unobserved=row.delivery == "published")
 
 
 def _parse(authorization: str | None) -> tuple[str, bytes] | None:
@@ -164,7 +215,9 @@ def _parse(authorization: str | None) -> tuple[str, bytes] | None:
     return (credential_id, secret) if len(secret) == SECRET_BYTES else None
 
 
-def _append_new(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int, operation: str) -> Issued:
+def _append_new(
+    tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int, operation: str, mutation_id: str | None
+) -> Issued:
     check_integer(lifetime_ms, "lifetime", 1, SAFE_INTEGER - tx.now_ms)
     secret = secrets.token_bytes(SECRET_BYTES)
     credential = Credential(
@@ -176,17 +229,17 @@ def _append_new(tx: Transaction, pepper: bytes, worker_id: str, lifetime_ms: int
         not_before_at_ms=tx.now_ms,
         expires_at_ms=tx.now_ms + lifetime_ms,
     )
-    credential = _append(tx, credential, credential_digest(pepper, credential.credential_id, secret))
+    credential = _append(tx, credential, credential_digest(pepper, credential.credential_id, secret), mutation_id)
     _audit(tx, operation, credential)
     return Issued(credential, f"{TOKEN_PREFIX}{credential.credential_id}_{b64u(secret)}")
 
 
-def _append(tx: Transaction, credential: Credential, digest: str) -> Credential:
+def _append(tx: Transaction, credential: Credential, digest: str, mutation_id: str | None = None) -> Credential:
     """Writes the next version; the primary key refuses it when somebody else wrote that version first."""
     following = msgspec.structs.replace(credential, version=credential.version + 1, created_at_ms=tx.now_ms)
     tx.write(
         insert(worker_credentials).values(
-            **msgspec.structs.asdict(following), secret_digest=digest, mutation_id=str(uuid.uuid4())
+            **msgspec.structs.asdict(following), secret_digest=digest, mutation_id=mutation_id or str(uuid.uuid4())
         )
     )
     return following
@@ -206,15 +259,11 @@ def _digest(tx: Transaction, credential: Credential) -> str:
 
 
 def _audit(tx: Transaction, operation: str, credential: Credential) -> None:
-    tx.write(
-        insert(security_audit).values(
-            event_id=new_id(tx.now_ms),
-            request_id=str(uuid.uuid4()),
-            operation_id=operation,
-            subject=credential.worker_id,
-            authentication_id=credential.credential_id,
-            outcome="allowed",
-            reasons="operator",
-            occurred_at_ms=tx.now_ms,
-        )
+    audit.note(
+        tx,
+        operation,
+        "allowed",
+        subject=credential.worker_id,
+        authentication_id=credential.credential_id,
+        reasons="operator",
     )

@@ -219,7 +219,7 @@ class Stage:
         """TLS version and cipher of a connection to the worker listener, after a request on it was answered."""
         context = ssl.create_default_context(cafile=str(self.kit / "ca.pem"))
         if with_certificate:
-            context.load_cert_chain(self.kit / "certificate.pem", self.kit / "key.pem")
+            context.load_cert_chain(self.kit / "identity.pem")
         with trio.move_on_after(10):
             stream = trio.SSLStream(await trio.open_tcp_stream("127.0.0.1", self._port), context, server_hostname="127.0.0.1")
             try:

@@ -9,8 +9,8 @@ import re
 import uuid
 from typing import Final, Protocol
 
+import msgspec
 import trio
-from sqlalchemy import insert
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,18 +18,18 @@ from starlette.types import Receive, Scope, Send
 
 from ..domain.canonical import js_json
 from ..domain.text import check_session_id, check_worker_id
+from . import audit
 from .artifact_store import ArtifactStore
 from .config import Settings
 from .database import Database, Transaction
 from .failure import Failure
-from .ids import new_id
 from .live_output import LiveOutput
 from .logs import Log
 from .request_body import JSON_TYPE, UPLOAD_TYPE, Incoming, announced_length, open_body
-from .schema import security_audit
 from .secret_store import SecretStore
 from .services.session import Caller
 from .shield import Shield
+from .signing import Signing
 from .worker_routes import ROUTES, UPLOAD_BYTES_PER_SECOND, UPLOAD_LIMIT, Route, Services, failure_of
 
 PREFIX: Final = "/api/v3/"
@@ -49,6 +49,9 @@ class Principal(Protocol):
 
     @property
     def credential_id(self) -> str: ...  # noqa: D102
+
+    @property
+    def is_unobserved(self) -> bool: ...  # noqa: D102
 
 
 class Authenticate(Protocol):
@@ -112,7 +115,9 @@ class Ingress:
         try:
             with trio.move_on_after(self._limits.request_timeout_s) as scope:
                 caller, operation, route = _find(request)
-                await self._admit(request, request_id, caller, operation)
+                principal = await self._admit(request, request_id, caller, operation)
+                if principal.is_unobserved:
+                    caller = msgspec.structs.replace(caller, unobserved_credential=principal.credential_id)
                 self._shield.give_back(reservation)
                 return await self._perform(request, request_id, caller, operation, route, scope)
             raise Failure(504, "request_timeout")
@@ -131,38 +136,37 @@ class Ingress:
             return 0
         return self._limits.request_timeout_s + length / UPLOAD_BYTES_PER_SECOND
 
-    async def _admit(self, request: Request, request_id: str, caller: Caller, operation: str) -> None:
-        """Raises Failure unless the credential is the path's worker's and a durable audit row says so."""
+    async def _admit(self, request: Request, request_id: str, caller: Caller, operation: str) -> Principal:
+        """The proven principal. Raises Failure unless the credential is the path's worker's and a durable audit row says so."""
         header = request.headers.get("authorization")
         try:
-            is_allowed = await self._services.database.run(self._judge, header, request_id, caller, operation)
+            principal = await self._services.database.run(self._judge, header, request_id, caller, operation)
         except Failure:
             raise
         except Exception as error:
             self._tell("worker_authentication_unavailable", operation, error)
             raise Failure(503, "worker_authentication_unavailable") from None
-        if not is_allowed:
+        if principal is None:
             raise Failure(401, "worker_authentication_required")
+        return principal
 
-    def _judge(self, tx: Transaction, header: str | None, request_id: str, caller: Caller, operation: str) -> bool:
+    def _judge(self, tx: Transaction, header: str | None, request_id: str, caller: Caller, operation: str) -> Principal | None:
         principal = self._authenticate(tx, self._pepper, header)
         is_allowed = principal is not None and principal.worker_id == caller.worker_id
-        row = insert(security_audit).values(
-            event_id=new_id(tx.now_ms),
-            request_id=request_id,
-            operation_id=operation,
-            subject=caller.worker_id,
-            authentication_id=None if principal is None else principal.credential_id,
-            outcome="allowed" if is_allowed else "authentication_rejected",
-            reasons="" if is_allowed else "credential" if principal is None else "worker_mismatch",
-            occurred_at_ms=tx.now_ms,
-        )
         try:
-            tx.write(row)
+            audit.note(
+                tx,
+                operation,
+                "allowed" if is_allowed else "authentication_rejected",
+                subject=caller.worker_id,
+                authentication_id=None if principal is None else principal.credential_id,
+                reasons="" if is_allowed else "credential" if principal is None else "worker_mismatch",
+                request_id=request_id,
+            )
         except Exception as error:
             self._tell("worker_audit_unavailable", operation, error)
             raise Failure(503, "worker_audit_unavailable") from None
-        return is_allowed
+        return principal if is_allowed else None
 
     async def _perform(
         self, request: Request, request_id: str, caller: Caller, operation: str, route: Route, scope: trio.CancelScope
@@ -203,10 +207,11 @@ def create_ingress(
     artifacts: ArtifactStore,
     live: LiveOutput,
     settings: Settings,
+    signing: Signing | None = None,
     log: Log | None = None,
 ) -> Ingress:
     """The ASGI application of the worker listener. It needs trio, and TLS with client certificates around it."""
-    return Ingress(Services(database, secrets, artifacts, live, settings), authenticate, pepper, log)
+    return Ingress(Services(database, secrets, artifacts, live, settings, signing), authenticate, pepper, log)
 
 
 def _find(request: Request) -> tuple[Caller, str, Route]:

@@ -23,15 +23,29 @@ name = "{name}"
 host = "{host}"
 port = {port}
 
+[enrolment]
+port = {enrolment_port}             # where boxes spend the invitations of qlcontrol worker add; without it, hand kits over
+# certificate_days = 90   # 1 to 3650; workers renew theirs by themselves
+
 # [runs]
 # lease_s = 90            # 5 to 600; a worker that is back within the rest of it keeps its running commands
+
+# on_lease_expiry = "lost"   # or "evidence": a started run whose worker is gone waits until somebody knows that it stopped
 
 # [sessions]
 # lease_min_s = 5         # the range a worker may choose its session lease from
 # lease_max_s = 600
 
 # [storage]
-# database = ""           # empty: SQLite in qlcontrol.sqlite beside this file
+# database = ""           # empty: SQLite in qlcontrol.sqlite beside this file; or postgresql://USER@HOST/NAME for replicas
+
+# [artifacts]
+# retention_s = 2592000   # 60 to 31536000: how long logs are kept
+
+# [artifacts.bucket]      # logs in an S3-compatible bucket instead of the directory
+# name = "qlworker-logs"
+# endpoint = "https://s3.example.org"
+# credentials = "bucket.toml"   # private file with access_key_id and secret_access_key
 
 # [dialect]
 # capabilities = "later"  # or "baseline"
@@ -79,4 +93,10 @@ def _build(staging: Path, names: list[str], listen: Listen) -> None:
     create_private_file(staging / "tls/certificate.pem", server.certificate)
     create_private_file(staging / "tls/key.pem", server.key)
     create_private_file(staging / "pepper", secrets.token_bytes(PEPPER_BYTES))
-    create_private_file(staging / CONFIG_NAME, _TEMPLATE.format(name=listen.name, host=listen.host, port=listen.port).encode())
+    settings = _TEMPLATE.format(
+        name=listen.name,
+        host=listen.host,
+        port=listen.port,
+        enrolment_port=listen.port and min(listen.port + 1, 65_535),  # 0 stays 0: the kernel chooses both
+    )
+    create_private_file(staging / CONFIG_NAME, settings.encode())

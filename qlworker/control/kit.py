@@ -1,6 +1,8 @@
-"""The kit of one worker: certificate, key, authority, token and a ready qlworker.toml in one private directory.
+"""The kit of one worker: certificate and key, authority, token and a ready qlworker.toml in one private directory.
 
-The key is made here because enrolment with a request signed by the worker's own key is not part of this program yet.
+For boxes that cannot reach the enrolment listener. The key is made here and travels with the kit; an invitation is better where
+it can be spent, because there the key never leaves the box. Certificate and key share a file, so that a worker can replace both
+at once when it renews them.
 """
 
 from pathlib import Path
@@ -44,8 +46,7 @@ def write_kit(place: KitPlace, worker_id: str, origin: str, identity: Identity, 
     """Writes the files, all mode 0600, into a new directory of mode 0700."""
     require_no_kit(place)
     make_private_directory(place.out)
-    create_private_file(place.out / "certificate.pem", identity.certificate)
-    create_private_file(place.out / "key.pem", identity.key)
+    create_private_file(place.out / "identity.pem", identity.certificate + identity.key)
     create_private_file(place.out / "ca.pem", ca)
     create_private_file(place.out / "token", token.encode() + b"\n")
     create_private_file(place.out / "qlworker.toml", worker_settings(place, worker_id, origin).encode())
@@ -70,8 +71,8 @@ id = {quoted(worker_id)}
 origin = {quoted(origin)}
 
 [credentials]
-certificate = {quoted(place.installed / "certificate.pem")}
-key = {quoted(place.installed / "key.pem")}
+certificate = {quoted(place.installed / "identity.pem")}
+key = {quoted(place.installed / "identity.pem")}
 trust_anchors = {quoted(place.installed / "ca.pem")}
 token = {quoted(place.installed / "token")}
 

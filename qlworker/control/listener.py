@@ -1,11 +1,9 @@
 """One HTTP listener of the control plane: an application on a bound socket, with or without TLS, served by Hypercorn on trio.
 
-TLS is 1.3 only and every client must show a certificate of the given authorities (wire-protocol.md §1.1). Session tickets are
-off: a resumed session would not look at the client's certificate again.
+What a client may send, and how long it may take, is bounded here; what the TLS side asks of it, in `tls`.
 """
 
 import socket
-import ssl
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -17,9 +15,9 @@ import hypercorn.trio
 import trio
 
 from ..domain.errors import Misconfigured, OwnershipHeld
-from .config import Tls
 from .logs import JsonLog
-from .private_files import make_private_directory, require_private
+from .private_files import make_private_directory
+from .tls import TlsSide
 
 HEADER_BYTES: Final = 16 * 1024
 HEADERS: Final = 64
@@ -30,25 +28,6 @@ GRACE_S: Final = 3
 """How long requests under way may take after a stop."""
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
-
-
-def server_context(tls: Tls) -> ssl.SSLContext:
-    """The TLS side of the worker listener. Raises Misconfigured when a file cannot be used, Refused for an exposed key."""
-    require_private(tls.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.num_tickets = 0
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise Misconfigured(f"cannot use {tls.certificate} with {tls.key}: {_reason(error)}") from error
-    try:
-        context.load_verify_locations(tls.client_ca)
-    except (OSError, ssl.SSLError) as error:
-        raise Misconfigured(f"cannot use {tls.client_ca}: {_reason(error)}") from error
-    return context
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
@@ -99,18 +78,18 @@ async def serve_listener(
     application: Application,
     bound: socket.socket,
     *,
-    context: ssl.SSLContext | None,
+    tls: TlsSide | None,
     handshake_timeout_s: float,
     stopping: trio.Event,
     log: JsonLog,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until `stopping` is set and then finishes what is under way, for 3 s at most. Takes the socket over."""
-    config = _Listener(context, log)
+    config = _Listener(tls, log)
     config.bind = [f"fd://{bound.detach()}"]
     config.ssl_handshake_timeout = handshake_timeout_s
     async with trio.open_nursery() as nursery:
-        await nursery.start(_serve, _guarded(application), config, stopping)
+        await nursery.start(_serve, _guarded(application, tls), config, stopping)
         task_status.started()
 
 
@@ -132,9 +111,9 @@ async def _serve(
 class _Listener(hypercorn.Config):
     """Hypercorn's settings, and its TLS context replaced by ours: its own one starts at TLS 1.2."""
 
-    def __init__(self, context: ssl.SSLContext | None, log: JsonLog) -> None:
+    def __init__(self, tls: TlsSide | None, log: JsonLog) -> None:
         super().__init__()
-        self._context = context
+        self._tls = tls
         self.accesslog = None
         self.errorlog = None
         self._log = _ServerLog(self, log)
@@ -147,10 +126,11 @@ class _Listener(hypercorn.Config):
 
     @property
     def ssl_enabled(self) -> bool:
-        return self._context is not None
+        return self._tls is not None
 
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        return self._context
+    def create_ssl_context(self) -> Any:
+        """Not an ssl.SSLContext, but all that trio's listener asks of one."""
+        return self._tls
 
 
 class _ServerLog(hypercorn.logging.Logger):
@@ -188,7 +168,7 @@ class _ServerLog(hypercorn.logging.Logger):
         self._json.info("listener", message=message, level_number=level)
 
 
-def _guarded(application: Application) -> Application:
+def _guarded(application: Application, tls: TlsSide | None) -> Application:
     """`application` for plain requests with bounded headers; a WebSocket is refused and the lifespan needs nothing.
 
     Hypercorn bounds only headers that come in pieces: what fits into one read of 64 KiB passes it.
@@ -199,6 +179,8 @@ def _guarded(application: Application) -> Application:
             headers = scope["headers"]
             if len(headers) > HEADERS or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
                 await _refuse_headers(send)
+            elif tls is not None and scope.get("client") and tls.is_outdated(tuple(scope["client"])):
+                await application(scope, receive, _closing(send))
             else:
                 await application(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -211,6 +193,17 @@ def _guarded(application: Application) -> Application:
     return guarded
 
 
+def _closing(send: Any) -> Any:
+    """Ends the connection behind the answer: it was made under files that have been replaced since."""
+
+    async def closing(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+        await send(message)
+
+    return closing
+
+
 async def _refuse_headers(send: Any) -> None:
     body = b'{"code":"request_header_too_large"}'
     headers = [
@@ -221,7 +214,3 @@ async def _refuse_headers(send: Any) -> None:
     ]
     await send({"type": "http.response.start", "status": 431, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _reason(error: OSError) -> str:
-    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or "not a certificate or key"

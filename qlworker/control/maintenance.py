@@ -4,7 +4,7 @@ Every replica does all of it; each step looks again under its run's lock, so tha
 control-plane.md §9.2, §10.6, §11.5, §16, §22 item 4; R321 to R323, R366 to R370.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -12,6 +12,7 @@ import msgspec
 import trio
 from sqlalchemy import delete, insert, select
 
+from . import deliveries
 from .artifact_retention import sweep_logs
 from .artifact_store import ArtifactStore
 from .cadence import keep_time
@@ -26,7 +27,11 @@ from .services.recovery import RecoveryTerms
 from .services.recovery_scan import scan_recovery
 
 RETENTION_INTERVAL_S: Final = 60
+DELIVERY_INTERVAL_S: Final = 5
 EXPIRY: Final = "lease_expiry"
+
+Rhythm = tuple[str, float, Callable[[], Awaitable[object]]]
+"""Its name, the pause between two ticks in seconds, and the tick."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -41,14 +46,15 @@ class Maintenance:
         self._log = log
         self._stops_after: StopCursor | None = None
 
-    def rhythms(self) -> list[tuple[str, float, Callable[[], Awaitable[object]]]]:
+    def rhythms(self) -> list[Rhythm]:
         """Name, pause in seconds and tick of each kind of work."""
         terms = self._settings.maintenance
-        rhythms: list[tuple[str, float, Callable[[], Awaitable[object]]]] = [
+        rhythms: list[Rhythm] = [
             ("lease_expiry", terms.expiry_interval_s, self.expire),
             ("lost_retry", terms.lost_retry.interval_s, self.retry),
             ("cancellation", terms.cancellation_interval_s, self.converge),
             ("artifact_retention", RETENTION_INTERVAL_S, self.sweep_logs),
+            ("credential_delivery", DELIVERY_INTERVAL_S, self.end_replaced_credentials),
         ]
         if self._settings.runs.on_lease_expiry == "evidence":
             rhythms.append(("recovery", self._settings.recovery.interval_s, self.recover))
@@ -109,11 +115,24 @@ class Maintenance:
         if removed:
             self._log.info("logs_removed", count=removed)
 
+    async def end_replaced_credentials(self) -> None:
+        """Ends the credentials of workers that were seen with a newer one."""
+        for credential_id in await self._database.run(deliveries.observed):
+            ended = await self._database.run(deliveries.revoke_previous, credential_id)
+            self._log.info("previous_credentials_ended", credential=credential_id, count=ended)
 
-async def maintain(database: Database, store: ArtifactStore, settings: Settings, stopping: trio.Event, log: Log) -> None:
-    """All rhythms, until `stopping` is set."""
+
+async def maintain(
+    database: Database,
+    store: ArtifactStore,
+    settings: Settings,
+    stopping: trio.Event,
+    log: Log,
+    further: Sequence[Rhythm] = (),
+) -> None:
+    """All rhythms, and `further` ones of whoever calls, until `stopping` is set."""
     async with trio.open_nursery() as nursery:
-        for name, pause_s, tick in Maintenance(database, store, settings, log).rhythms():
+        for name, pause_s, tick in [*Maintenance(database, store, settings, log).rhythms(), *further]:
             nursery.start_soon(partial(keep_time, name, pause_s, tick, stopping=stopping, log=log))
 
 

@@ -19,8 +19,7 @@ from starlette.types import Send
 
 from .. import __version__
 from ..domain.errors import Conflict, QlworkerError
-from ..domain.text import check_integer
-from . import credentials, runs, tasks
+from . import credentials, deliveries, recovery_view, runs, tasks, worker_desk
 from .artifact_store import ArtifactStore
 from .database import Database
 from .live_output import LiveOutput
@@ -29,17 +28,21 @@ from .operator_api import (
     BODY_BYTES,
     AddWorker,
     Failure,
+    Invitation,
+    InviteWorker,
     IssuedToken,
-    Revoked,
+    PublishCredential,
     RevokeWorker,
     RotateWorker,
     StartRun,
     Status,
     StoredSecret,
 )
+from .revocation import Revocations
 from .run_log import RunLog
 from .secret_store import SecretStore
 from .secret_writer import put_secret
+from .services.recovery import vouch_stopped
 from .task_file import TaskDefinition
 from .task_secrets import require_secrets
 from .workers import workers
@@ -51,13 +54,25 @@ class _Operator:
     """The handlers and what they work on."""
 
     def __init__(
-        self, database: Database, pepper: bytes, secrets: Path, log: RunLog, origin: str, stopping: trio.Event
+        self,
+        database: Database,
+        pepper: bytes,
+        secrets: Path,
+        log: RunLog,
+        origin: str,
+        enrolment_origin: str | None,
+        authority: Path,
+        revocations: Revocations,
+        stopping: trio.Event,
     ) -> None:
         self._database = database
         self._pepper = pepper
         self._secrets = secrets
         self._log = log
         self._origin = origin
+        self._enrolment_origin = enrolment_origin
+        self._authority = authority
+        self._revocations = revocations
         self._stopping = stopping
 
     async def status(self, _request: Request) -> Any:
@@ -67,18 +82,44 @@ class _Operator:
         return await self._database.run(workers)
 
     async def add_worker(self, request: Request) -> Any:
-        body = await _decoded(request, AddWorker)
-        lifetime = _milliseconds(body.lifetime_s, "lifetime_s")
-        return _told(await self._database.run(credentials.issue, self._pepper, body.worker_id, lifetime))
+        return _told(await self._database.run(worker_desk.add, self._pepper, await _decoded(request, AddWorker)))
+
+    async def invite_worker(self, request: Request) -> Any:
+        body = await _decoded(request, InviteWorker)
+        if self._enrolment_origin is None:
+            raise Conflict("there is no enrolment listener: set enrolment.port, or write a kit with --out")
+        pin = await trio.to_thread.run_sync(worker_desk.authority_digest, self._authority)
+        invited = await self._database.run(worker_desk.invite, self._pepper, body, pin)
+        return Invitation(
+            worker_id=body.worker_id,
+            invitation=invited.invitation.text(),
+            origin=self._enrolment_origin,
+            expires_at_ms=invited.expires_at_ms,
+        )
 
     async def rotate_worker(self, request: Request) -> Any:
-        body = await _decoded(request, RotateWorker)
-        lifetime, overlap = _milliseconds(body.lifetime_s, "lifetime_s"), _milliseconds(body.overlap_s, "overlap_s")
-        return _told(await self._database.run(credentials.rotate, self._pepper, body.worker_id, lifetime, overlap))
+        return _told(await self._database.run(worker_desk.rotate, self._pepper, await _decoded(request, RotateWorker)))
+
+    async def publish_credential(self, request: Request) -> Any:
+        body = await _decoded(request, PublishCredential)
+        await self._database.run(deliveries.publish, body.credential_id)
+        return body
 
     async def revoke_worker(self, request: Request) -> Any:
         body = await _decoded(request, RevokeWorker)
-        return Revoked(revoked=await self._database.run(credentials.revoke, body.worker_id))
+        revoked = await self._database.run(worker_desk.revoke, body.worker_id)
+        await self._revocations.refresh()
+        return revoked
+
+    async def retry_run(self, request: Request) -> Any:
+        return await self._database.run(runs.retry, request.path_params["run_id"])
+
+    async def list_recoveries(self, request: Request) -> Any:
+        return await self._database.run(recovery_view.waiting, _number(request, "limit", 100))
+
+    async def vouch_stopped(self, request: Request) -> Any:
+        await self._database.run(vouch_stopped, request.path_params["run_id"])
+        return await self._database.run(runs.detail, request.path_params["run_id"])
 
     async def put_task(self, request: Request) -> Any:
         definition = await _decoded(request, TaskDefinition)
@@ -138,16 +179,32 @@ def create_operator(
     artifacts: ArtifactStore,
     live: LiveOutput,
     origin: str,
+    enrolment_origin: str | None,
+    authority: Path,
+    revocations: Revocations,
     stopping: trio.Event,
     log: JsonLog,
 ) -> Starlette:
-    """The ASGI application. `origin` is how workers reach this server; `stopping` ends the logs that are being followed."""
-    operator = _Operator(database, pepper, secrets, RunLog(database, artifacts, live), origin, stopping)
+    """The ASGI application. `origin` is how workers reach this server, `enrolment_origin` how boxes do that are none yet;
+    `stopping` ends the logs that are being followed."""
+    operator = _Operator(
+        database,
+        pepper,
+        secrets,
+        RunLog(database, artifacts, live),
+        origin,
+        enrolment_origin,
+        authority,
+        revocations,
+        stopping,
+    )
     handlers: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
         ("GET", "/status", operator.status),
         ("GET", "/workers", operator.list_workers),
         ("POST", "/workers", operator.add_worker),
+        ("POST", "/workers/invite", operator.invite_worker),
         ("POST", "/workers/rotate", operator.rotate_worker),
+        ("POST", "/workers/published", operator.publish_credential),
         ("POST", "/workers/revoke", operator.revoke_worker),
         ("PUT", "/tasks", operator.put_task),
         ("GET", "/tasks", operator.list_tasks),
@@ -157,6 +214,9 @@ def create_operator(
         ("GET", "/runs", operator.list_runs),
         ("GET", "/runs/{run_id}", operator.show_run),
         ("POST", "/runs/{run_id}/cancel", operator.cancel_run),
+        ("POST", "/runs/{run_id}/retry", operator.retry_run),
+        ("POST", "/runs/{run_id}/stopped", operator.vouch_stopped),
+        ("GET", "/recoveries", operator.list_recoveries),
         ("GET", "/runs/{run_id}/events", operator.run_events),
         ("GET", "/runs/{run_id}/log", operator.run_log),
     ]
@@ -218,10 +278,6 @@ def _told(issued: credentials.Issued) -> IssuedToken:
         expires_at_ms=credential.expires_at_ms,
         token=issued.token,
     )
-
-
-def _milliseconds(seconds: int, name: str) -> int:
-    return check_integer(seconds, name, 0, 100 * 366 * 86_400) * 1000
 
 
 def _text(request: Request, name: str) -> str:

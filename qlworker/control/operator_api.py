@@ -27,18 +27,50 @@ class Status(_Body, frozen=True, kw_only=True):
 
 
 class AddWorker(_Body, frozen=True, kw_only=True):
-    """Issue a first credential, valid for `lifetime_s` seconds."""
+    """Issue a first credential, valid for `lifetime_s` seconds. `serial` and `not_after_ms` are those of the certificate in its
+    kit. `mutation_id`, a UUID, makes a repeat harmless: it gets the same answer without the token."""
 
     worker_id: str
     lifetime_s: int
+    serial: str
+    not_after_ms: int
+    mutation_id: str | None = None
+
+
+class InviteWorker(_Body, frozen=True, kw_only=True):
+    """Invite a box to become this worker within `lifetime_s` seconds; its credential lasts `credential_lifetime_s`."""
+
+    worker_id: str
+    lifetime_s: int
+    credential_lifetime_s: int
+
+
+class Invitation(_Body, frozen=True, kw_only=True):
+    """An invitation, told once, and where it is spent. Never shown in a repr."""
+
+    worker_id: str
+    invitation: str
+    origin: str
+    expires_at_ms: int
+
+    def __repr__(self) -> str:
+        return f"<Invitation of {self.worker_id}>"
 
 
 class RotateWorker(_Body, frozen=True, kw_only=True):
-    """Issue a further credential; those before it end after `overlap_s` seconds."""
+    """Issue a further credential. It counts once it is published; those before it end `overlap_s` seconds later, or as soon as
+    it was used."""
 
     worker_id: str
     lifetime_s: int
     overlap_s: int
+    mutation_id: str | None = None
+
+
+class PublishCredential(_Body, frozen=True, kw_only=True):
+    """The token of a rotated credential lies where its worker finds it."""
+
+    credential_id: str
 
 
 class RevokeWorker(_Body, frozen=True, kw_only=True):
@@ -48,18 +80,20 @@ class RevokeWorker(_Body, frozen=True, kw_only=True):
 
 
 class Revoked(_Body, frozen=True, kw_only=True):
-    """How many credentials were active."""
+    """How many credentials were active, how many certificates were good, how many invitations could have been spent."""
 
     revoked: int
+    certificates: int
+    invitations: int
 
 
 class IssuedToken(_Body, frozen=True, kw_only=True):
-    """A token, told once. Never shown in a repr."""
+    """A token, told once: None when its mutation was repeated. Never shown in a repr."""
 
     worker_id: str
     credential_id: str
     expires_at_ms: int
-    token: str
+    token: str | None
 
     def __repr__(self) -> str:
         return f"<IssuedToken credential={self.credential_id}>"
@@ -160,6 +194,19 @@ class RunDetail(msgspec.Struct, frozen=True):
 
     run: RunView
     attempts: list[AttemptView]
+
+
+class RecoveryView(msgspec.Struct, frozen=True):
+    """A started run that nobody holds: `status` is `retry`, looked at again, or `manual`, for an operator to decide."""
+
+    run_id: str
+    attempt_id: str
+    worker_id: str | None
+    status: str
+    reason: str
+    looks: int
+    next_look_at_ms: int | None
+    updated_at_ms: int
 
 
 class EventView(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 AUTHORITY_DAYS: Final = 3650
 SERVER_DAYS: Final = 825
 WORKER_DAYS: Final = 90
+REVOCATION_DAYS: Final = 30
 
 # A router without a battery-backed clock may lag behind the box that signed its certificate.
 _CLOCK_LAG: Final = datetime.timedelta(hours=1)
@@ -38,6 +39,14 @@ class Identity(msgspec.Struct, frozen=True):
         return [("certificate_bytes", len(self.certificate))]
 
 
+class Certified(msgspec.Struct, frozen=True):
+    """A certificate (PEM), its serial number in lower-case hexadecimal, and its end in UTC milliseconds."""
+
+    certificate: bytes
+    serial: str
+    not_after_ms: int
+
+
 def new_authority(common_name: str, days: int = AUTHORITY_DAYS) -> Identity:
     """A self-signed CA. Raises ValueError for a name that is not 1 to 64 bytes, or for `days` below 1."""
     from cryptography import x509
@@ -47,7 +56,7 @@ def new_authority(common_name: str, days: int = AUTHORITY_DAYS) -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(common_name)
     builder = (
-        _builder(key, name, days)
+        _builder(key.public_key(), name, days)
         .issuer_name(name)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
@@ -83,19 +92,73 @@ def issue_worker(authority: Identity, worker_id: str, days: int = WORKER_DAYS) -
     """
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    check_worker_id(worker_id)
-    if len(worker_id) > 64:
-        raise ValueError("workerId must be at most 64 characters to be the subject of a certificate")
+    check_worker_subject(worker_id)
     return _issue(authority, worker_id, days, ExtendedKeyUsageOID.CLIENT_AUTH, None)
 
 
-def _issue(
-    authority: Identity,
-    subject: str,
-    days: int,
-    usage: "x509.ObjectIdentifier",
-    alternative_names: "x509.SubjectAlternativeName | None",
-) -> Identity:
+def sign_request(authority: Identity, request: bytes, worker_id: str, days: int = WORKER_DAYS) -> Certified:
+    """A client certificate for the key of a PKCS#10 request (PEM) whose subject is `CN=<worker id>` and nothing else.
+
+    The key must be ECDSA P-256 and have signed the request; extensions of the request are not copied. Raises ValueError.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    check_worker_subject(worker_id)
+    try:
+        wanted = x509.load_pem_x509_csr(request)
+        key = wanted.public_key()
+        is_signed = wanted.is_signature_valid
+    except (ValueError, InvalidSignature, UnsupportedAlgorithm):
+        raise ValueError("the certificate request must be PKCS#10 in PEM") from None
+    if not is_signed or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("the certificate request must be signed by its own ECDSA P-256 key")
+    if wanted.subject != _name(worker_id):
+        raise ValueError(f"the certificate request must have the subject CN={worker_id} and nothing else")
+    issuer, issuer_key = _issuer(authority)
+    certificate = _leaf(issuer, key, worker_id, days, ExtendedKeyUsageOID.CLIENT_AUTH, None).sign(issuer_key, _hash())
+    return certified(certificate.public_bytes(Encoding.PEM))
+
+
+def revocation_list(authority: Identity, serials: list[str], days: int = REVOCATION_DAYS) -> bytes:
+    """A signed list (PEM) of the certificates with these serial numbers, hexadecimal; good for `days`. Raises ValueError."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    issuer, issuer_key = _issuer(authority)
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(issuer.subject)
+        .last_update(now - _CLOCK_LAG)
+        .next_update(now + datetime.timedelta(days=days))
+    )
+    for serial in serials:
+        entry = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(now - _CLOCK_LAG).build()
+        builder = builder.add_revoked_certificate(entry)
+    return builder.sign(issuer_key, _hash()).public_bytes(Encoding.PEM)
+
+
+def certified(certificate: bytes) -> Certified:
+    """What stands in the first certificate of a PEM text. Raises ValueError."""
+    from cryptography import x509
+
+    loaded = x509.load_pem_x509_certificate(certificate)
+    return Certified(certificate, f"{loaded.serial_number:x}", int(loaded.not_valid_after_utc.timestamp() * 1000))
+
+
+def check_worker_subject(worker_id: str) -> str:
+    """A worker id that fits into a certificate. Raises ValueError for one that is none, or above 64 characters."""
+    check_worker_id(worker_id)
+    if len(worker_id) > 64:
+        raise ValueError("workerId must be at most 64 characters to be the subject of a certificate")
+    return worker_id
+
+
+def _issuer(authority: Identity) -> "tuple[x509.Certificate, ec.EllipticCurvePrivateKey]":
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -104,7 +167,19 @@ def _issue(
     issuer_key = load_pem_private_key(authority.key, None)
     if not isinstance(issuer_key, ec.EllipticCurvePrivateKey) or issuer_key.public_key() != issuer.public_key():
         raise ValueError("the authority's key does not belong to its certificate")
-    key = ec.generate_private_key(ec.SECP256R1())
+    return issuer, issuer_key
+
+
+def _leaf(
+    issuer: "x509.Certificate",
+    key: "ec.EllipticCurvePublicKey",
+    subject: str,
+    days: int,
+    usage: "x509.ObjectIdentifier",
+    alternative_names: "x509.SubjectAlternativeName | None",
+) -> "x509.CertificateBuilder":
+    from cryptography import x509
+
     identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
         _builder(key, _name(subject), days, issuer.not_valid_after_utc)
@@ -114,13 +189,31 @@ def _issue(
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
     )
-    if alternative_names is not None:
-        builder = builder.add_extension(alternative_names, critical=False)
-    return _sign(builder, key, issuer_key)
+    return builder if alternative_names is None else builder.add_extension(alternative_names, critical=False)
+
+
+def _hash() -> Any:
+    from cryptography.hazmat.primitives import hashes
+
+    return hashes.SHA256()
+
+
+def _issue(
+    authority: Identity,
+    subject: str,
+    days: int,
+    usage: "x509.ObjectIdentifier",
+    alternative_names: "x509.SubjectAlternativeName | None",
+) -> Identity:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    issuer, issuer_key = _issuer(authority)
+    key = ec.generate_private_key(ec.SECP256R1())
+    return _sign(_leaf(issuer, key.public_key(), subject, days, usage, alternative_names), key, issuer_key)
 
 
 def _builder(
-    key: "ec.EllipticCurvePrivateKey", subject: "x509.Name", days: int, latest: datetime.datetime | None = None
+    key: "ec.EllipticCurvePublicKey", subject: "x509.Name", days: int, latest: datetime.datetime | None = None
 ) -> "x509.CertificateBuilder":
     """Everything but the issuer and the extensions; never valid beyond `latest`, where a chain would break anyway."""
     from cryptography import x509
@@ -132,21 +225,21 @@ def _builder(
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_LAG)
         .not_valid_after(end if latest is None else min(end, latest))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
 def _sign(
     builder: "x509.CertificateBuilder", key: "ec.EllipticCurvePrivateKey", issuer_key: "ec.EllipticCurvePrivateKey"
 ) -> Identity:
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import serialization
 
     return Identity(
-        certificate=builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+        certificate=builder.sign(issuer_key, _hash()).public_bytes(serialization.Encoding.PEM),
         key=key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
 

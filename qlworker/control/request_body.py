@@ -103,6 +103,14 @@ def open_body(request: Request, media_type: str, limit: int, minimum: int = 0) -
     return Body(request.receive, length)
 
 
+async def read_whole(body: Body) -> bytes:
+    """All of a body that may be kept in memory. Raises Failure 400 when it is not as long as was announced."""
+    data = bytearray()
+    while piece := await body.piece():
+        data += piece
+    return bytes(data)
+
+
 def announced_length(request: Request) -> int | None:
     """The body's length in bytes as its headers tell it, or None when they do not."""
     lengths = request.headers.getlist("content-length")

@@ -1,59 +1,78 @@
-"""`qlcontrol serve`: the worker listener and the operator's socket in one process, from start to SIGTERM.
+"""`qlcontrol serve`: its listeners and what it does by itself, in one process, from start to SIGTERM.
 
-When both listen, one JSON line on standard output tells the port; everything else goes to the log on standard error.
+When all listen, one JSON line on standard output tells the ports; everything else goes to the log on standard error. SIGHUP
+reads certificate, authorities and revocation list again.
 """
 
 import os
 import signal
 import socket
-import ssl
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from functools import partial
 
+import msgspec
 import trio
 
-from ..domain.errors import Misconfigured
+from ..domain.errors import Misconfigured, QlworkerError
 from .artifact_choice import open_store
 from .config import Settings
 from .credentials import authenticate
 from .database import Database
+from .enrolment_app import EnrolmentApplication, EnrolmentDesk
 from .ingress import create_ingress
 from .installation import PEPPER_BYTES
-from .listener import bind_tcp, bind_unix, serve_listener, server_context
+from .listener import bind_tcp, bind_unix, serve_listener
 from .live_output import LiveOutput
 from .logs import JsonLog
 from .maintenance import maintain
 from .operator import create_operator
 from .private_files import make_private_directory, read_private_file
+from .revocation import INTERVAL_S, Revocations
 from .secret_store import SecretStore
+from .signing import Signing
 from .terminal import show_line_json
+from .tls import TlsSide
+
+PEM_BYTES = 1024 * 1024
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """The sockets, taken over by their listeners; until then, leaving closes them."""
+
+    workers: socket.socket
+    operator: socket.socket
+    enrolment: socket.socket | None
 
 
 def run(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT.
 
-    Raises Misconfigured, Refused or OwnershipHeld when it cannot start; nothing is listening then.
+    Raises Misconfigured, Refused, Transient or OwnershipHeld when it cannot start; nothing is listening then.
     """
     os.umask(0o077)
     trio.run(_serve, settings, JsonLog())
 
 
 async def _serve(settings: Settings, log: JsonLog) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         pepper = read_private_file(settings.storage.pepper, 4096)
         if len(pepper) != PEPPER_BYTES:
             raise Misconfigured(f"cannot use {settings.storage.pepper}: a pepper is exactly {PEPPER_BYTES} bytes")
-        context = server_context(settings.tls)
+        side = TlsSide(settings.tls, wants_clients=True)
         make_private_directory(settings.storage.data)
         database = Database(settings.database_url, connections=settings.storage.connections)
         try:
-            database.upgrade()
-            # Both are taken over by their listeners; until then, leaving closes them.
-            with (
-                bind_tcp(settings.listen.host, settings.listen.port) as workers,
-                bind_unix(settings.operator.socket) as commands,
-            ):
-                await _listen(settings, log, database, pepper, context, workers, commands, signals)
+            await trio.to_thread.run_sync(database.upgrade)
+            with ExitStack() as sockets:
+                bound = _Bound(
+                    sockets.enter_context(bind_tcp(settings.listen.host, settings.listen.port)),
+                    sockets.enter_context(bind_unix(settings.operator.socket)),
+                    None
+                    if settings.enrolment.port is None
+                    else sockets.enter_context(bind_tcp(settings.listen.host, settings.enrolment.port)),
+                )
+                await _listen(settings, log, database, pepper, side, bound, signals)
         finally:
             database.close()
         log.info("control_plane_stopped")
@@ -64,15 +83,17 @@ async def _listen(
     log: JsonLog,
     database: Database,
     pepper: bytes,
-    context: ssl.SSLContext,
-    workers: socket.socket,
-    commands: socket.socket,
+    side: TlsSide,
+    bound: _Bound,
     signals: AsyncIterator[int],
 ) -> None:
-    port: int = workers.getsockname()[1]
+    port: int = bound.workers.getsockname()[1]
     origin = settings.origin(port)
+    enrolment_origin = None if bound.enrolment is None else settings.origin(bound.enrolment.getsockname()[1])
     stopping = trio.Event()
-    artifacts, live = open_store(settings), LiveOutput(settings.storage.live)
+    artifacts, live = await trio.to_thread.run_sync(open_store, settings), LiveOutput(settings.storage.live)
+    signing = Signing(settings.authority, log)
+    revocations = Revocations(database, signing, settings.tls.revoked, side.reload, log)
     ingress = create_ingress(
         database,
         authenticate=authenticate,
@@ -81,6 +102,7 @@ async def _listen(
         artifacts=artifacts,
         live=live,
         settings=settings,
+        signing=signing,
         log=log,
     )
     operator = create_operator(
@@ -90,18 +112,56 @@ async def _listen(
         artifacts=artifacts,
         live=live,
         origin=origin,
+        enrolment_origin=enrolment_origin,
+        authority=settings.authority.certificate,
+        revocations=revocations,
         stopping=stopping,
         log=log,
     )
     serve = partial(serve_listener, handshake_timeout_s=settings.tls.handshake_timeout_s, stopping=stopping, log=log)
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, ingress, workers, context=context), name="worker listener")
-        await nursery.start(partial(serve, operator, commands, context=None), name="operator listener")
-        nursery.start_soon(maintain, database, artifacts, settings, stopping, log)
-        log.info("control_plane_ready", port=port, origin=origin)
-        show_line_json({"event": "ready", "port": port, "origin": origin, "pid": os.getpid()})
-        received = await anext(aiter(signals))
-        log.info("control_plane_stopping", signal=signal.Signals(received).name)
+        await nursery.start(partial(serve, ingress, bound.workers, tls=side), name="worker listener")
+        await nursery.start(partial(serve, operator, bound.operator, tls=None), name="operator listener")
+        if bound.enrolment is not None:
+            newcomers = EnrolmentApplication(
+                EnrolmentDesk(
+                    database=database,
+                    pepper=pepper,
+                    signing=signing,
+                    authority=_read_authority(settings),
+                    origin=origin,
+                    certificate_days=settings.enrolment.certificate_days,
+                    limits=settings.limits,
+                    log=log,
+                )
+            )
+            front = TlsSide(settings.tls, wants_clients=False)
+            await nursery.start(partial(serve, newcomers, bound.enrolment, tls=front), name="enrolment listener")
+        further = [("revocation", INTERVAL_S, revocations.tick)]
+        nursery.start_soon(maintain, database, artifacts, settings, stopping, log, further)
+        log.info("control_plane_ready", port=port, origin=origin, enrolment=enrolment_origin or "")
+        show_line_json(
+            {"event": "ready", "port": port, "origin": origin, "enrolment": enrolment_origin or "", "pid": os.getpid()}
+        )
+        await _obey(signals, side, log)
         ingress.draining = True
         stopping.set()
     settings.operator.socket.unlink(missing_ok=True)
+
+
+def _read_authority(settings: Settings) -> str:
+    return read_private_file(settings.authority.certificate, PEM_BYTES).decode()
+
+
+async def _obey(signals: AsyncIterator[int], side: TlsSide, log: JsonLog) -> None:
+    """Returns when it is time to stop."""
+    async for number in signals:
+        if number != signal.SIGHUP:
+            log.info("control_plane_stopping", signal=signal.Signals(number).name)
+            return
+        try:
+            side.reload()
+        except QlworkerError as error:
+            log.error("tls_context_kept", reason=str(error))
+        else:
+            log.info("tls_context_reloaded")

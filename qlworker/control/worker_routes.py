@@ -1,6 +1,6 @@
 """The operations of the worker listener: which request each takes, what answers it, and how its failures are called.
 
-Source: wire-protocol.md §0.4, §1.8. The twelve of control-plane.md §15.3, and `output`, an extension beside them.
+Source: wire-protocol.md §0.4, §1.8. The twelve of control-plane.md §15.3, and two extensions: `output`, `certificate`.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,23 +17,27 @@ from ..wire.activation import ActivationRequest, RunningRequest
 from ..wire.attestation import AttestationRequest, AttestationResponse
 from ..wire.codec import ARTIFACTS, decode
 from ..wire.completion import UPLOAD_HEADER_BYTES, CompletionRequest, OutputRequest, UploadHeader
+from ..wire.enrolment import CERTIFICATE_SCHEMA, CertificateRequest, CertificateResponse
 from ..wire.lease_control import LeaseControlRequest
 from ..wire.offers import OfferRequest
 from ..wire.secrets import SecretRequestV1, SecretRequestV2
 from ..wire.session import HeartbeatRequest, RegisterRequest, TransitionRequest
+from . import certificates
 from .artifact_store import ArtifactKey, ArtifactStore, Upload
 from .config import Settings
 from .database import Database, Transaction
 from .failure import Failure
 from .live_output import LiveOutput
-from .request_body import Body
+from .request_body import Body, read_whole
 from .secret_store import SecretStore
 from .services import activation, artifacts, attestations, completion, dispatch, lease_control, output, secrets, session
 from .services.session import Caller
+from .signing import Signing
 
 UPLOAD_BYTES_PER_SECOND: Final = 32 * 1024
 """A log may take its size at this rate longer than other requests, so that a slow uplink can finish one (wire-protocol
 §13.2, gap 14)."""
+CERTIFICATES_AN_HOUR: Final = 6
 WRITE_BYTES: Final = 256 * 1024
 
 
@@ -45,6 +49,7 @@ class Services(msgspec.Struct, frozen=True):
     artifacts: ArtifactStore
     live: LiveOutput
     settings: Settings
+    signing: Signing | None = None
 
 
 Handler = Callable[[Services, Caller, Body, trio.CancelScope], Awaitable[Document]]
@@ -82,9 +87,7 @@ def failure_of(error: Exception, route: Route) -> Failure:
 
 
 async def _read_json(body: Body, kind: Any) -> Any:
-    data = bytearray()
-    while piece := await body.piece():
-        data += piece
+    data = await read_whole(body)
     try:
         return decode(data, kind)
     except Refused:
@@ -124,6 +127,22 @@ async def _completion(services: Services, caller: Caller, body: Body, _scope: tr
     key = ArtifactKey(request.project_id, request.run_id, request.attempt_id, log.log_artifact_id)
     is_held = await trio.to_thread.run_sync(services.artifacts.holds, key, log.sha256, log.byte_length)
     return await services.database.run(completion.complete, caller, request, services.settings, is_held)
+
+
+async def _certificate(services: Services, caller: Caller, body: Body, _scope: trio.CancelScope) -> Document:
+    """Authority is the certificate of the connection and the credential; a session is not looked at: a worker whose session
+    ran out renews all the same."""
+    request: CertificateRequest = await _read_json(body, CertificateRequest)
+    if services.signing is None:
+        raise Transient("nothing is signed here")
+    if await services.database.run(certificates.signed_lately, caller.worker_id) >= CERTIFICATES_AN_HOUR:
+        raise Failure(429, "worker_certificate_limit", retry_after_s=3600)
+    days = services.settings.enrolment.certificate_days
+    signed = await services.signing.worker(caller.worker_id, request.certificate_request, days)
+    await services.database.run(certificates.remember, caller.worker_id, signed.serial, signed.not_after_ms)
+    return CertificateResponse(
+        schema=CERTIFICATE_SCHEMA, serial=signed.serial, certificate=signed.pem, not_after_ms=signed.not_after_ms
+    )
 
 
 async def _artifacts(services: Services, caller: Caller, body: Body, scope: trio.CancelScope) -> Document:

@@ -32,7 +32,9 @@ LEASE_CONTROL: Final = Operation("lease-control", 8 * KIB, 4 * KIB)
 ARTIFACTS: Final = Operation("artifacts", 64 * KIB * KIB + 4 * KIB + 4, 4 * KIB)
 COMPLETION: Final = Operation("completion", 16 * KIB, 4 * KIB)
 OUTPUT: Final = Operation("output", 64 * KIB, 4 * KIB)
-"""The extension beside the twelve: a live view of output, best effort, never part of an outcome."""
+"""An extension beside the twelve: a live view of output, best effort, never part of an outcome."""
+CERTIFICATE: Final = Operation("certificate", 32 * KIB, 64 * KIB)
+"""The other extension: the worker's next certificate."""
 
 
 def decode(body: bytes | bytearray, kind: type[T] | Any) -> T:

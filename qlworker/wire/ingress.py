@@ -28,6 +28,7 @@ OPERATIONS: Final = frozenset(
         codec.LEASE_CONTROL,
         codec.COMPLETION,
         codec.OUTPUT,
+        codec.CERTIFICATE,
     )
 )
 """What a JSON call may name; `artifacts` is reached by the streaming call alone (wire-protocol §1.2)."""

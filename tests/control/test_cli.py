@@ -151,7 +151,7 @@ def test_a_kit_is_private_complete_and_accepted_by_the_worker(server: ControlPla
     kit = tmp_path / "kit"
     assert stat.S_IMODE(kit.stat().st_mode) == 0o700
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in kit.iterdir()}
-    assert files == dict.fromkeys(("certificate.pem", "key.pem", "ca.pem", "token", "qlworker.toml"), 0o600)
+    assert files == dict.fromkeys(("identity.pem", "ca.pem", "token", "qlworker.toml"), 0o600)
     settings = load_worker_settings(kit / "qlworker.toml")
     assert settings.worker.id == "kit-1"
     assert settings.control_plane.origin == server.ready["origin"]
@@ -211,7 +211,7 @@ def test_a_rotated_kit_holds_the_new_token_and_both_work_until_the_revocation(tm
     assert valid(server, tokens) == [True, True]
 
     with server:
-        assert "2 tokens revoked" in server.out("worker", "revoke", "edge-1")
+        assert "revoked 2 tokens, 1 certificate, 0 invitations" in server.out("worker", "revoke", "edge-1")
     assert valid(server, tokens) == [False, False]
 
 

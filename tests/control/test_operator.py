@@ -16,15 +16,19 @@ from qlworker.control.aggregate import Attempt, insert_attempt, latest_attempt
 from qlworker.control.artifact_directory import ArtifactDirectory
 from qlworker.control.artifact_store import ArtifactKey
 from qlworker.control.clock import SettableClock
+from qlworker.control.config import Authority
 from qlworker.control.credentials import authenticate
 from qlworker.control.database import Database
 from qlworker.control.live_output import LiveOutput
 from qlworker.control.logs import JsonLog
 from qlworker.control.operator import create_operator
+from qlworker.control.pki import new_authority
+from qlworker.control.revocation import Revocations
 from qlworker.control.run_log import RunLog
 from qlworker.control.schema import artifacts as artifact_rows
 from qlworker.control.schema import worker_sessions
 from qlworker.control.secret_store import SecretStore
+from qlworker.control.signing import Signing
 from qlworker.control.task_file import parse_task
 from qlworker.control.tasks import publish
 from qlworker.domain.canonical import log_artifact_id
@@ -32,6 +36,7 @@ from qlworker.domain.revision import SecretReference
 
 NOW = 1_790_000_000_000
 PEPPER = b"p" * 32
+ADD = {"worker_id": "edge-1", "lifetime_s": 60, "serial": "2a", "not_after_ms": NOW + 60_000}
 TASK: dict[str, Any] = {"project": "home", "id": "job", "command": {"shell": "true"}}
 
 
@@ -46,6 +51,13 @@ class World:
         self.store, self.live = ArtifactDirectory(directory / "artifacts"), LiveOutput(directory / "live")
         self.stopping = trio.Event()
         self.log = (directory / "operator.log").open("w")
+        log = JsonLog(self.log)
+        authority = Authority(certificate=directory / "ca.pem", key=directory / "ca.key")
+        identity = new_authority("an authority")
+        for path, content in ((authority.certificate, identity.certificate), (authority.key, identity.key)):
+            path.write_bytes(content)
+            path.chmod(0o600)
+        self.reloads: list[None] = []
         app = create_operator(
             self.database,
             pepper=PEPPER,
@@ -53,8 +65,13 @@ class World:
             artifacts=self.store,
             live=self.live,
             origin="https://localhost:5801",
+            enrolment_origin="https://localhost:5802",
+            authority=authority.certificate,
+            revocations=Revocations(
+                self.database, Signing(authority, log), directory / "revoked.pem", lambda: self.reloads.append(None), log
+            ),
             stopping=self.stopping,
-            log=JsonLog(self.log),
+            log=log,
         )
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://qlcontrol")
 
@@ -108,8 +125,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 async def test_a_worker_can_be_added_rotated_listed_and_revoked(world: World) -> None:
-    added = await world.ask("POST", "/workers", {"worker_id": "edge-1", "lifetime_s": 60})
+    added = await world.ask("POST", "/workers", ADD)
     rotated = await world.ask("POST", "/workers/rotate", {"worker_id": "edge-1", "lifetime_s": 120, "overlap_s": 10})
+    published = {"credential_id": rotated["credential_id"]}
+    with world.database.transaction() as tx:
+        assert authenticate(tx, PEPPER, f"Worker {rotated['token']}") is None
+    assert await world.ask("POST", "/workers/published", published) == published
     listed = await world.ask("GET", "/workers")
 
     with world.database.transaction() as tx:
@@ -119,14 +140,20 @@ async def test_a_worker_can_be_added_rotated_listed_and_revoked(world: World) ->
             assert principal.credential_id == issued["credential_id"]
     assert [(each["worker_id"], each["credentials"], each["session"]) for each in listed] == [("edge-1", 2, "none")]
     assert listed[0]["credential_expires_at_ms"] == NOW + 120_000
-    assert await world.ask("POST", "/workers/revoke", {"worker_id": "edge-1"}) == {"revoked": 2}
+    assert await world.ask("POST", "/workers/revoke", {"worker_id": "edge-1"}) == {
+        "revoked": 2,
+        "certificates": 1,
+        "invitations": 0,
+    }
+    assert (world.directory / "revoked.pem").read_bytes().startswith(b"-----BEGIN X509 CRL-----")
+    assert len(world.reloads) == 1
     assert (await world.ask("GET", "/workers"))[0]["credentials"] == 0
 
 
 async def test_only_the_answer_that_issues_a_token_holds_it(world: World) -> None:
-    added = await world.ask("POST", "/workers", {"worker_id": "edge-1", "lifetime_s": 60})
+    added = await world.ask("POST", "/workers", ADD)
     secret = added["token"].split("_", 2)[2]
-    refused = await world.ask("POST", "/workers", {"worker_id": "edge-1", "lifetime_s": 60}, 409)
+    refused = await world.ask("POST", "/workers", ADD, 409)
     listed = await world.ask("GET", "/workers")
 
     assert secret not in str([refused, listed])
@@ -145,7 +172,7 @@ async def test_only_the_answer_that_issues_a_token_holds_it(world: World) -> Non
     ],
 )
 async def test_the_list_tells_how_a_worker_is(world: World, status: str, expires_at_ms: int, shown: str) -> None:
-    await world.ask("POST", "/workers", {"worker_id": "edge-1", "lifetime_s": 60})
+    await world.ask("POST", "/workers", ADD)
     with world.database.transaction() as tx:
         tx.write(
             insert(worker_sessions).values(

@@ -25,6 +25,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield running
 
 
+def adding(worker_id: str) -> AddWorker:
+    return AddWorker(worker_id=worker_id, lifetime_s=60, serial="2a", not_after_ms=2**42)
+
+
 def authority(server: ControlPlane) -> Identity:
     ca = server.directory / "ca"
     return Identity((ca / "certificate.pem").read_bytes(), (ca / "key.pem").read_bytes())
@@ -156,7 +160,7 @@ def test_socket_and_files_are_open_to_their_owner_only(server: ControlPlane) -> 
 
 def test_a_token_never_reaches_the_log(server: ControlPlane, tmp_path: Path) -> None:
     with server.operator() as operator:
-        token = operator.call(IssuedToken, "POST", "/workers", AddWorker(worker_id="quiet", lifetime_s=60)).token
+        token = operator.call(IssuedToken, "POST", "/workers", adding("quiet")).token
     context = client(server, tmp_path, authority(server))
     path = "/api/v3/worker-ingress/workers/other/sessions/018f0000-0000-7000-8000-000000000001/heartbeat"
     request = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Worker {token}\r\nContent-Length: 2\r\n\r\n{{}}"
@@ -202,7 +206,7 @@ def test_sigterm_ends_it_at_once_with_a_follower_and_an_idle_connection_open(tmp
 def test_a_killed_server_starts_again_with_what_it_committed(tmp_path: Path) -> None:
     with ControlPlane(tmp_path / "control") as server:
         with server.operator() as operator:
-            operator.call(IssuedToken, "POST", "/workers", AddWorker(worker_id="edge-1", lifetime_s=60))
+            operator.call(IssuedToken, "POST", "/workers", adding("edge-1"))
         server.stop(signal.SIGKILL)
         assert (server.directory / "run/operator.sock").exists()
 

@@ -618,6 +618,7 @@ def test_no_operation_of_the_worker_says_lost() -> None:
         "starting",
         "running",
         "start-failure",
+        "certificate",
         "secrets",
         "lease-control",
         "artifacts",

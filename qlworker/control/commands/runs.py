@@ -1,4 +1,4 @@
-"""`qlcontrol run start|list|show|cancel|logs|events`."""
+"""`qlcontrol run start|list|show|cancel|retry|logs|events`."""
 
 import argparse
 import sys
@@ -38,6 +38,7 @@ def register(subparsers: Subparsers) -> None:
     for name, run, text in (
         ("show", _show, "show one run with its attempts"),
         ("cancel", _cancel, "ask for the end of a run"),
+        ("retry", _retry, "queue a run that is over once more, as a new run"),
         ("events", _events, "show a run's history"),
     ):
         parser = group.add_parser(name, help=text)
@@ -177,6 +178,16 @@ def _cancel(arguments: argparse.Namespace) -> int:
     else:
         show(f"{arguments.id}  {cancelled.result.replace('_', ' ')}, now {cancelled.status}")
     return FAILED if cancelled.result == "already_terminal" and cancelled.status != "cancelled" else 0
+
+
+def _retry(arguments: argparse.Namespace) -> int:
+    with operator(arguments) as server:
+        started = server.call(Started, "POST", f"/runs/{arguments.id}/retry")
+    if arguments.json:
+        show_json(started)
+    else:
+        show(started.run_id)
+    return 0
 
 
 def _events(arguments: argparse.Namespace) -> int:

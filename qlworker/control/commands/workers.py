@@ -4,7 +4,19 @@ import argparse
 from pathlib import Path
 
 from ...domain.text import check_worker_id
-from ..operator_api import DAY_S, AddWorker, IssuedToken, Revoked, RevokeWorker, RotateWorker, Status, WorkerView
+from ..operator_api import (
+    DAY_S,
+    AddWorker,
+    Invitation,
+    InviteWorker,
+    IssuedToken,
+    PublishCredential,
+    Revoked,
+    RevokeWorker,
+    RotateWorker,
+    Status,
+    WorkerView,
+)
 from ..terminal import columns, moment, pairs, show, show_json
 from .options import Subparsers, add_config, add_json, operator, settings
 
@@ -14,13 +26,22 @@ def register(subparsers: Subparsers) -> None:
     group = subparsers.add_parser("worker", help="add, list, rotate and revoke workers").add_subparsers(
         metavar="COMMAND", required=True
     )
-    add = group.add_parser("add", help="write a kit for a new worker: certificate, key, token, settings")
+    add = group.add_parser(
+        "add",
+        help="invite a box to become a worker, or write a kit for it",
+        description="Prints an invitation that a box spends with `qlworker enroll`: its key stays there. With --out, writes "
+        "a kit to carry over instead: certificate, key, token and settings.",
+    )
     add.add_argument("id", metavar="ID")
-    add.add_argument("--out", type=Path, required=True, metavar="DIR", help="the kit's new directory")
+    add.add_argument("--valid", type=_hours, default=24, metavar="HOURS", help="how long the invitation is good (default 24)")
+    add.add_argument("--out", type=Path, metavar="DIR", help="write a kit to this new directory instead")
     add.add_argument("--installed", type=Path, metavar="DIR", help="where the kit will lie on the worker (default: --out)")
     add.add_argument("--state", type=Path, metavar="DIR", help="the worker's state directory (default: state in the kit)")
-    add.add_argument("--days", type=_days, default=365, help="validity of certificate and token, 1 to 3650 (default 365)")
+    add.add_argument(
+        "--days", type=_days, default=365, help="validity of the token and a kit's certificate, 1 to 3650 (default 365)"
+    )
     add_config(add)
+    add_json(add)
     add.set_defaults(run=_add)
 
     listing = group.add_parser("list", help="show all workers")
@@ -36,16 +57,41 @@ def register(subparsers: Subparsers) -> None:
     add_config(rotate)
     rotate.set_defaults(run=_rotate)
 
-    revoke = group.add_parser("revoke", help="end every token of a worker at once")
+    revoke = group.add_parser("revoke", help="end every token, certificate and invitation of a worker at once")
     revoke.add_argument("id", metavar="ID")
     add_config(revoke)
     revoke.set_defaults(run=_revoke)
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    from ..kit import KitPlace, require_no_kit, sign_worker, write_kit
-
     check_worker_id(arguments.id)
+    return _invite(arguments) if arguments.out is None else _write_kit(arguments)
+
+
+def _invite(arguments: argparse.Namespace) -> int:
+    with operator(arguments) as server:
+        request = InviteWorker(
+            worker_id=arguments.id, lifetime_s=arguments.valid * 3600, credential_lifetime_s=arguments.days * DAY_S
+        )
+        invited = server.call(Invitation, "POST", "/workers/invite", request)
+    if arguments.json:
+        show_json(invited)
+        return 0
+    items = [
+        ("worker", invited.worker_id),
+        ("invitation", invited.invitation),
+        ("valid until", moment(invited.expires_at_ms)),
+        ("next", f"on the box, within that time: qlworker enroll --id {invited.worker_id} --control-plane {invited.origin}"),
+    ]
+    for line in pairs(items):
+        show(line)
+    return 0
+
+
+def _write_kit(arguments: argparse.Namespace) -> int:
+    from ..kit import KitPlace, require_no_kit, sign_worker, write_kit
+    from ..pki import certified
+
     out = arguments.out.absolute()
     installed = (arguments.installed or out).absolute()
     place = KitPlace(out=out, installed=installed, state=(arguments.state or installed / "state").absolute())
@@ -53,9 +99,15 @@ def _add(arguments: argparse.Namespace) -> int:
     with operator(arguments) as server:
         origin = server.call(Status, "GET", "/status").origin
         identity, ca = sign_worker(settings(arguments).authority, arguments.id, arguments.days)
-        request = AddWorker(worker_id=arguments.id, lifetime_s=arguments.days * DAY_S)
+        signed = certified(identity.certificate)
+        request = AddWorker(
+            worker_id=arguments.id,
+            lifetime_s=arguments.days * DAY_S,
+            serial=signed.serial,
+            not_after_ms=signed.not_after_ms,
+        )
         issued = server.call(IssuedToken, "POST", "/workers", request)
-    write_kit(place, arguments.id, origin, identity, ca, issued.token)
+    write_kit(place, arguments.id, origin, identity, ca, _token(issued))
     _tell(issued, str(out), f"qlworker run --config {installed / 'qlworker.toml'}")
     return 0
 
@@ -70,15 +122,22 @@ def _rotate(arguments: argparse.Namespace) -> int:
     with operator(arguments) as server:
         request = RotateWorker(worker_id=arguments.id, lifetime_s=arguments.days * DAY_S, overlap_s=arguments.overlap)
         issued = server.call(IssuedToken, "POST", "/workers/rotate", request)
-    replace_token(out, issued.token)
-    _tell(issued, str(out), f"the old token ends in {arguments.overlap} s")
+        replace_token(out, _token(issued))
+        # Only now: a token that nobody can have yet must not begin to end the old one.
+        server.call(PublishCredential, "POST", "/workers/published", PublishCredential(credential_id=issued.credential_id))
+    _tell(issued, str(out), f"the old token ends when the worker uses the new one, or in {arguments.overlap} s")
     return 0
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
     with operator(arguments) as server:
-        revoked = server.call(Revoked, "POST", "/workers/revoke", RevokeWorker(worker_id=arguments.id)).revoked
-    show(f"{arguments.id}: {revoked} {'token' if revoked == 1 else 'tokens'} revoked")
+        revoked = server.call(Revoked, "POST", "/workers/revoke", RevokeWorker(worker_id=arguments.id))
+    counts = (
+        (revoked.revoked, "token"),
+        (revoked.certificates, "certificate"),
+        (revoked.invitations, "invitation"),
+    )
+    show(f"{arguments.id}: revoked " + ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts))
     return 0
 
 
@@ -115,6 +174,15 @@ def _tell(issued: IssuedToken, kit: str, following: str) -> None:
     ]
     for line in pairs(items):
         show(line)
+
+
+def _token(issued: IssuedToken) -> str:
+    assert issued.token is not None, "without a mutation id a token is always told"
+    return issued.token
+
+
+def _hours(text: str) -> int:
+    return _bounded(text, 1, 24 * 30)
 
 
 def _days(text: str) -> int:

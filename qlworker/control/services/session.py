@@ -24,6 +24,7 @@ from ...wire.session import (
 )
 from ..config import Settings
 from ..database import Transaction
+from ..deliveries import observe
 from ..schema import worker_sessions
 
 ONLINE: Final = SessionStatus.ONLINE.value
@@ -36,6 +37,8 @@ class Caller(msgspec.Struct, frozen=True):
 
     worker_id: str
     session_id: str
+    unobserved_credential: str | None = None
+    """The caller's credential, if it came by a rotation and was not used yet."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +134,7 @@ def heartbeat(tx: Transaction, caller: Caller, request: HeartbeatRequest, settin
         updated_at_ms=tx.now_ms,
     )
     _replace(tx, session, after)
+    _observe(tx, caller)
     return HeartbeatResponse(
         schema=HEARTBEAT_SCHEMA,
         **_projection(after),
@@ -149,10 +153,16 @@ def transition(tx: Transaction, caller: Caller, request: TransitionRequest, sett
         updated_at_ms=tx.now_ms,
     )
     _replace(tx, session, after)
+    _observe(tx, caller)
     return TransitionResponse(
         schema=TRANSITION_SCHEMA,
         **_projection(after),
     )
+
+
+def _observe(tx: Transaction, caller: Caller) -> None:
+    if caller.unobserved_credential is not None:
+        observe(tx, caller.unobserved_credential, caller.session_id)
 
 
 def _same_session(tx: Transaction, stored: Session, request: RegisterRequest) -> RegisterResponse:
