@@ -23,6 +23,7 @@ ALLOWED = {
     "cli": {"cli", "app", "adapters", "config", "config_key", "logs", "domain"},
     "control": {"control", "wire", "domain"},
     "launcher": set(),
+    "certificate_request": set(),
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -12,7 +12,7 @@ from typing import Final
 
 from .. import __version__
 from ..domain.errors import Corrupt, Misconfigured, OwnershipHeld, OwnershipLost, QlworkerError, Transient
-from . import check, config_table, drain, journal, run, version
+from . import check, config_table, drain, enroll, journal, run, version
 
 
 class Exit(IntEnum):
@@ -25,7 +25,7 @@ class Exit(IntEnum):
     UNREACHABLE = 4
 
 
-_COMMANDS: Final[tuple[ModuleType, ...]] = (run, check, drain, journal, version, config_table)
+_COMMANDS: Final[tuple[ModuleType, ...]] = (enroll, run, check, drain, journal, version, config_table)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

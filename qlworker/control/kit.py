@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ..domain.errors import Refused
+from ..domain.first_settings import ANCHORS, IDENTITY, SETTINGS, TOKEN, first_settings
 from .config import Authority
 from .pki import Identity, issue_worker
 from .private_files import create_private_file, make_private_directory, read_private_file, replace_private_file
@@ -46,37 +47,13 @@ def write_kit(place: KitPlace, worker_id: str, origin: str, identity: Identity, 
     """Writes the files, all mode 0600, into a new directory of mode 0700."""
     require_no_kit(place)
     make_private_directory(place.out)
-    create_private_file(place.out / "identity.pem", identity.certificate + identity.key)
-    create_private_file(place.out / "ca.pem", ca)
-    create_private_file(place.out / "token", token.encode() + b"\n")
-    create_private_file(place.out / "qlworker.toml", worker_settings(place, worker_id, origin).encode())
+    create_private_file(place.out / IDENTITY, identity.certificate + identity.key)
+    create_private_file(place.out / ANCHORS, ca)
+    create_private_file(place.out / TOKEN, token.encode() + b"\n")
+    settings = first_settings(worker_id, origin, str(place.installed), str(place.state))
+    create_private_file(place.out / SETTINGS, settings.encode())
 
 
 def replace_token(out: Path, token: str) -> None:
     """Puts a rotated token into an existing kit by a rename, as a worker that reads it meanwhile needs."""
-    replace_private_file(out / "token", token.encode() + b"\n")
-
-
-def worker_settings(place: KitPlace, worker_id: str, origin: str) -> str:
-    """The text of the worker's configuration; what it leaves out has the worker's own defaults."""
-
-    def quoted(value: object) -> str:
-        return msgspec.json.encode(str(value)).decode()
-
-    return f"""\
-[worker]
-id = {quoted(worker_id)}
-
-[control_plane]
-origin = {quoted(origin)}
-
-[credentials]
-certificate = {quoted(place.installed / "identity.pem")}
-key = {quoted(place.installed / "identity.pem")}
-trust_anchors = {quoted(place.installed / "ca.pem")}
-token = {quoted(place.installed / "token")}
-
-[state]
-# Must survive a reboot: on OpenWrt not /var and not /tmp.
-directory = {quoted(place.state)}
-"""
+    replace_private_file(out / TOKEN, token.encode() + b"\n")
