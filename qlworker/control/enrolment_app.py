@@ -5,15 +5,13 @@ Who presents an invitation proves it before anything is signed; refusals look al
 """
 
 import uuid
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import trio
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..domain.canonical import js_json
 from ..domain.document import Document
 from ..domain.errors import Refused, Transient, Unauthorized
 from ..wire.codec import decode
@@ -28,6 +26,7 @@ from ..wire.enrolment import (
     EnrolmentResponse,
 )
 from . import enrolment
+from .answers import failed, json_answer
 from .config import Limits
 from .database import Database
 from .failure import Failure
@@ -67,11 +66,9 @@ class EnrolmentApplication:
             return
         request = Request(scope, receive)
         try:
-            response = _json(200, (await self._answer(request)).to_json())
+            response = json_answer(200, (await self._answer(request)).to_json())
         except Failure as failure:
-            response = _json(failure.status, js_json({"code": failure.code}))
-            if failure.retry_after_s is not None:
-                response.headers["Retry-After"] = str(failure.retry_after_s)
+            response = failed(failure)
         except ClientDisconnect:
             return
         await response(scope, receive, send)
@@ -130,8 +127,3 @@ class EnrolmentApplication:
             token=issued.token,
             expires_at_ms=min(issued.credential.expires_at_ms, signed.not_after_ms),
         )
-
-
-def _json(status: int, content: bytes) -> Response:
-    headers: dict[str, Any] = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    return Response(content, status, headers, "application/json; charset=utf-8")

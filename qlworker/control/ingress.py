@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from ..domain.canonical import js_json
 from ..domain.text import check_session_id, check_worker_id
 from . import audit
+from .answers import failed, json_answer
 from .artifact_store import ArtifactStore
 from .config import Settings
 from .database import Database, Transaction
@@ -87,13 +88,11 @@ class Ingress:
         try:
             response = await self._answer(request, request_id)
         except Failure as failure:
-            response = _failed(failure)
+            response = failed(failure)
             await incoming.discard(self._patience(request, failure))
         except ClientDisconnect:
             return  # nobody is there to be told
         response.headers["X-Request-Id"] = request_id
-        response.headers["Cache-Control"] = "no-store"
-        response.headers["X-Content-Type-Options"] = "nosniff"
         await response(scope, receive, send)
 
     async def _answer(self, request: Request, request_id: str) -> Response:
@@ -127,7 +126,7 @@ class Ingress:
     def _probe(self, method: str, path: str) -> Response:
         status, word = (503, "not_ready") if path == "/readyz" and self.draining else (200, path[1:-1])
         body = js_json({"status": {"live": "live", "ready": "ready"}.get(word, word)})
-        return _json(status, b"" if method == "HEAD" else body)
+        return json_answer(status, b"" if method == "HEAD" else body)
 
     def _patience(self, request: Request, failure: Failure) -> float:
         """How many seconds the rest of a refused request is still read. None are for those who send too much or too often."""
@@ -187,7 +186,7 @@ class Ingress:
         content = answer.to_json()
         if len(content) > RESPONSE_BYTES:
             raise Failure(500, "response_too_large")
-        return _json(route.status_of(answer), content)
+        return json_answer(route.status_of(answer), content)
 
     def _tell(self, code: str, operation: str, error: Exception, **fields: object) -> None:
         """Errors of this program carry no secret in their texts; foreign ones may quote values, so only their class is told."""
@@ -225,17 +224,6 @@ def _find(request: Request) -> tuple[Caller, str, Route]:
     except ValueError:
         raise Failure(404, "worker_route_not_found") from None
     return caller, match[3], route
-
-
-def _json(status: int, content: bytes) -> Response:
-    return Response(content, status, media_type="application/json; charset=utf-8")
-
-
-def _failed(failure: Failure) -> Response:
-    response = _json(failure.status, js_json({"code": failure.code}))
-    if failure.retry_after_s is not None:
-        response.headers["Retry-After"] = str(failure.retry_after_s)
-    return response
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
