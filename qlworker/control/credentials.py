@@ -106,20 +106,13 @@ def shorten_others(tx: Transaction, worker_id: str, credential_id: str, overlap_
 def end_others(tx: Transaction, worker_id: str, credential_id: str) -> int:
     """Ends every active credential of the worker but this one at once; tells how many there were."""
     others = [each for each in _active(tx, worker_id) if each.credential_id != credential_id]
-    for each in others:
-        _append(tx, msgspec.structs.replace(each, state="revoked"), _digest(tx, each))
-        _audit(tx, "worker_credential_revoke", each)
-    return len(others)
+    return _end(tx, others)
 
 
 def revoke(tx: Transaction, worker_id: str) -> int:
     """Ends every credential of `worker_id` at once and tells how many were active. Repeating it changes nothing."""
     tx.lock("worker", worker_id)
-    active = [each for each in listed(tx, worker_id) if each.state == "active"]
-    for each in active:
-        _append(tx, msgspec.structs.replace(each, state="revoked"), _digest(tx, each))
-        _audit(tx, "worker_credential_revoke", each)
-    return len(active)
+    return _end(tx, [each for each in listed(tx, worker_id) if each.state == "active"])
 
 
 def require_none_active(tx: Transaction, worker_id: str) -> None:
@@ -152,6 +145,13 @@ def listed(tx: Transaction, worker_id: str | None = None) -> list[Credential]:
         )
         for row in rows
     ]
+
+
+def _end(tx: Transaction, ending: list[Credential]) -> int:
+    for each in ending:
+        _append(tx, msgspec.structs.replace(each, state="revoked"), _digest(tx, each))
+        _audit(tx, "worker_credential_revoke", each)
+    return len(ending)
 
 
 def _active(tx: Transaction, worker_id: str) -> list[Credential]:
