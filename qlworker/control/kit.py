@@ -12,10 +12,8 @@ import msgspec
 from ..domain.errors import Refused
 from ..domain.first_settings import ANCHORS, IDENTITY, SETTINGS, TOKEN, first_settings
 from .config import Authority
-from .pki import Identity, issue_worker
-from .private_files import create_private_file, make_private_directory, read_private_file, replace_private_file
-
-_PEM_BYTES = 1024 * 1024
+from .pki import Identity, issue_worker, read_identity
+from .private_files import create_private_file, make_private_directory, replace_private_file
 
 
 class KitPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +29,7 @@ def sign_worker(authority: Authority, worker_id: str, days: int) -> tuple[Identi
 
     Raises Refused when the authority's files are missing or open to others, ValueError for an id that cannot be signed.
     """
-    ca = Identity(
-        certificate=read_private_file(authority.certificate, _PEM_BYTES), key=read_private_file(authority.key, _PEM_BYTES)
-    )
+    ca = read_identity(authority.certificate, authority.key)
     return issue_worker(ca, worker_id, days), ca.certificate
 
 

@@ -7,11 +7,13 @@ Source: wire-protocol.md §1.1, §9.1, §9.2.
 
 import datetime
 import ipaddress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ..domain.text import check_text, check_worker_id
+from .private_files import read_pem
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -37,6 +39,11 @@ class Identity(msgspec.Struct, frozen=True):
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [("certificate_bytes", len(self.certificate))]
+
+
+def read_identity(certificate: Path, key: Path) -> Identity:
+    """The authority that two private files hold. Blocks. Raises Refused when one is missing or open to others."""
+    return Identity(certificate=read_pem(certificate), key=read_pem(key))
 
 
 class Certified(msgspec.Struct, frozen=True):

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ..domain.errors import Corrupt, Refused
 
+PEM_BYTES = 1024 * 1024
+"""What a file with certificates or a key may hold at most."""
+
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -62,6 +65,11 @@ def read_private_file(path: Path, maximum: int) -> bytes:
     if len(content) > maximum:
         raise Refused(f"cannot use {path}: it is longer than {maximum} bytes")
     return content
+
+
+def read_pem(path: Path) -> bytes:
+    """The content of a private file of at most PEM_BYTES. Raises as read_private_file does."""
+    return read_private_file(path, PEM_BYTES)
 
 
 def require_private(path: Path, *, directory: bool = False) -> None:

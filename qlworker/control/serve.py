@@ -27,14 +27,12 @@ from .live_output import LiveOutput
 from .logs import JsonLog
 from .maintenance import maintain
 from .operator import create_operator
-from .private_files import make_private_directory, read_private_file
+from .private_files import make_private_directory, read_pem, read_private_file
 from .revocation import INTERVAL_S, Revocations
 from .secret_store import SecretStore
 from .signing import Signing
 from .terminal import show_line_json
 from .tls import TlsSide
-
-PEM_BYTES = 1024 * 1024
 
 
 class _Bound(msgspec.Struct, frozen=True):
@@ -128,7 +126,7 @@ async def _listen(
                     database=database,
                     pepper=pepper,
                     signing=signing,
-                    authority=_read_authority(settings),
+                    authority=read_pem(settings.authority.certificate).decode(),
                     origin=origin,
                     certificate_days=settings.enrolment.certificate_days,
                     limits=settings.limits,
@@ -147,10 +145,6 @@ async def _listen(
         ingress.draining = True
         stopping.set()
     settings.operator.socket.unlink(missing_ok=True)
-
-
-def _read_authority(settings: Settings) -> str:
-    return read_private_file(settings.authority.certificate, PEM_BYTES).decode()
 
 
 async def _obey(signals: AsyncIterator[int], side: TlsSide, log: JsonLog) -> None:

@@ -12,10 +12,7 @@ from typing import Literal
 import msgspec
 
 from ..domain.errors import QlworkerError
-from .pki import Identity, revocation_list, sign_request
-from .private_files import read_private_file
-
-PEM_BYTES = 1024 * 1024
+from .pki import read_identity, revocation_list, sign_request
 
 
 class SigningOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +37,7 @@ class SignedAnswer(msgspec.Struct, frozen=True):
 
 def sign(order: SigningOrder) -> SignedAnswer:
     """Carries out one order. Raises ValueError for a request that is not to be signed, Refused for files that are not there."""
-    authority = Identity(
-        certificate=read_private_file(Path(order.certificate), PEM_BYTES), key=read_private_file(Path(order.key), PEM_BYTES)
-    )
+    authority = read_identity(Path(order.certificate), Path(order.key))
     if order.kind == "revocations":
         return SignedAnswer(revocation_list(authority, order.serials, order.days).decode())
     signed = sign_request(authority, order.request.encode(), order.worker_id, order.days)

@@ -7,9 +7,7 @@ from ..domain.text import check_integer
 from . import certificates, credentials, deliveries, enrolment
 from .database import Transaction
 from .operator_api import AddWorker, InviteWorker, Revoked, RotateWorker
-from .private_files import read_private_file
-
-PEM_BYTES = 1024 * 1024
+from .private_files import read_pem
 
 
 def add(tx: Transaction, pepper: bytes, wanted: AddWorker) -> credentials.Issued:
@@ -61,7 +59,7 @@ def authority_digest(certificate: Path) -> str:
     """SHA-256 of the authority's certificate, which an invitation carries. Blocks. Raises Refused when it cannot be read."""
     import ssl
 
-    return sha256_hex(ssl.PEM_cert_to_DER_cert(read_private_file(certificate, PEM_BYTES).decode()))
+    return sha256_hex(ssl.PEM_cert_to_DER_cert(read_pem(certificate).decode()))
 
 
 def _milliseconds(seconds: int, name: str) -> int:
