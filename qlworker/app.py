@@ -21,6 +21,7 @@ from . import __version__, logs
 from .adapters import durable, process_table
 from .adapters.clock import SystemClock
 from .adapters.credentials import CredentialFiles
+from .adapters.identity_file import IdentityFile
 from .adapters.journal import FileJournal
 from .adapters.machine import LocalMachine
 from .adapters.output import OutputFiles
@@ -53,6 +54,7 @@ from .flow.recovery.lifecycle import JournalLifecycle
 from .flow.recovery.retention import Retention
 from .flow.recovery.supervisor import ACTIONS_DEFAULT, StartupRecovery
 from .flow.recovery.sweeper import Sweeper
+from .flow.renewal import CertificateRenewal
 from .flow.server_clock import ServerClock
 from .flow.session import CapabilitiesText, SessionKeeper, SessionTerms
 from .flow.watch import Watcher
@@ -74,6 +76,7 @@ class Parts(msgspec.Struct, frozen=True):
     sessions: SessionKeeper
     executions: Executions
     output: OutputKeeper
+    renewal: CertificateRenewal
     cadence: Cadence
 
 
@@ -185,6 +188,9 @@ def assemble(settings: Settings, log: Log) -> Parts:
         hasten=executions.hasten,
         is_view_wanted=settings.control_plane.live_output,
     )
+    files = settings.credentials
+    identity = IdentityFile(settings.worker.id, files.certificate, files.key, journal_files)
+    renewal = CertificateRenewal(control_plane, identity, sessions, clock, server_clock, log)
     cadence = Cadence(
         sessions=sessions,
         delivery=OfferDelivery(control_plane, journal, clock, log, backoff_base_ms=settings.session.pull_backoff_ms),
@@ -197,6 +203,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
             server_clock,
             log,
         ),
+        renewal=renewal,
         clock=clock,
         log=log,
         terms=CadenceTerms(cadence_ms=settings.session.cadence_ms, drain_timeout_ms=settings.session.drain_timeout_s * 1000),
@@ -223,7 +230,7 @@ def assemble(settings: Settings, log: Log) -> Parts:
         ),
         prepare=prepare,
     )
-    return Parts(log, ownership, lifecycle, link, sessions, executions, output, cadence)
+    return Parts(log, ownership, lifecycle, link, sessions, executions, output, renewal, cadence)
 
 
 async def _run_owned(parts: Parts, audit: Audit, signals: AsyncIterator[int]) -> int:
@@ -239,6 +246,7 @@ async def _run_owned(parts: Parts, audit: Audit, signals: AsyncIterator[int]) ->
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(_stop_when_compromised, parts), name="journal owner watch")
         nursery.start_soon(parts.output.run, name="output")
+        nursery.start_soon(parts.renewal.run, name="certificate renewal")
         await nursery.start(parts.executions.run, name="executions")
         for finding in unfinished:
             parts.executions.resume(finding)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from .domain.certificate import Validity
 from .domain.claim import PendingClaim
 from .domain.identity import DurableHandle, Presence
 from .domain.receipt import Receipt
@@ -216,6 +217,23 @@ class OutputStore(Protocol):
 
     async def remove(self, log_artifact_id: str) -> None:
         """Removes the file and what belongs to it. Idempotent."""
+
+
+class CertificateFile(Protocol):
+    """The worker's own certificate and key."""
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether both can be replaced at once, by this process."""
+
+    async def validity(self) -> Validity:
+        """From when until when the installed certificate is good. Raises Misconfigured for a file that holds none."""
+
+    async def new_request(self) -> tuple[bytes, str]:
+        """A new key and the request to certify it, both PEM. Raises Transient or Misconfigured when none can be made."""
+
+    async def install(self, certificate: str, key: bytes) -> None:
+        """Puts both in the place of the present ones, durably. Raises Refused for a certificate that is not the next one."""
 
 
 class Link(Protocol):

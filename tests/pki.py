@@ -3,8 +3,14 @@
 import base64
 import ssl
 import tempfile
+from datetime import datetime
 from functools import cache
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from qlworker.adapters.credentials import CredentialFiles
 from qlworker.control.pki import Identity, issue_server, issue_worker, new_authority
@@ -41,6 +47,29 @@ def _server(ca: str, names: tuple[str, ...]) -> Identity:
 @cache
 def _worker(worker_id: str, ca: str) -> Identity:
     return issue_worker(_authority(ca), worker_id)
+
+
+def dated_identity(issuer: Identity, worker_id: str, begin: datetime, end: datetime) -> Identity:
+    """A worker's certificate of `issuer` that is good from `begin` to `end`."""
+    authority_certificate = x509.load_pem_x509_certificate(issuer.certificate)
+    authority_key = serialization.load_pem_private_key(issuer.key, None)
+    assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, worker_id)]))
+        .issuer_name(authority_certificate.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(end)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    return Identity(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
 
 
 def make_token(credential_id: str = CREDENTIAL_ID, fill: int = 7) -> str:

@@ -30,7 +30,12 @@ ALLOWED = {
 
 # adapters that others may use: files made safe, the process table, and what one adapter was split into
 SHARED_ADAPTERS = {"durable", "process_table"}
-PARTS_OF = {"processes": {"launching", "stopping", "command_check", "pidfd"}, "stopping": {"pidfd"}, "launching": {"pidfd"}}
+PARTS_OF = {
+    "processes": {"launching", "stopping", "command_check", "pidfd"},
+    "stopping": {"pidfd"},
+    "launching": {"pidfd"},
+    "enrolment": {"identity_file"},
+}
 
 
 def modules() -> dict[str, Path]:

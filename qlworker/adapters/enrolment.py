@@ -9,8 +9,6 @@ control-plane.md §15.1, §15.3.
 import hashlib
 import hmac
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -33,14 +31,13 @@ from ..wire.enrolment import (
 )
 from ..wire.ingress import checked_origin
 from . import durable
+from .identity_file import make_request, publish, split_request, stage
 
 UNFINISHED: Final = "enrolling.pem"
 EXCHANGE_S: Final = 90
 """For one request: a signature may wait for others'."""
 
-_HELPER_S: Final = 120
 _ANSWER_BYTES: Final = 64 * 1024
-_KEY_END: Final = b"-----END PRIVATE KEY-----\n"
 
 
 class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,24 +102,14 @@ def _key_and_request(wanted: Enrolment) -> tuple[bytes, bytes]:
     try:
         content = durable.read_private(path, ENROLMENT_BYTES)
     except FileNotFoundError:
-        content = title + _made(wanted.worker_id)
+        content = title + b"".join(make_request(wanted.worker_id))
         durable.publish_new(path, content, temporaries=wanted.directory)
-    head, end, request = content.partition(_KEY_END)
-    if not head.startswith(title) or not end or not request.startswith(b"-----BEGIN "):
-        raise Misconfigured(f"{path} is not of an enrolment of {wanted.worker_id}: remove it and try again")
-    return head.removeprefix(title) + end, request
-
-
-def _made(worker_id: str) -> bytes:
-    command = [sys.executable, "-m", "qlworker.certificate_request", worker_id]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_HELPER_S)
-    except subprocess.TimeoutExpired:
-        raise Transient(f"no key was made within {_HELPER_S} s: try again") from None
-    if done.returncode != 0:
-        reason = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
-        raise Misconfigured(reason or f"making a key ended with {done.returncode}")
-    return done.stdout
+        if content.startswith(title):
+            return split_request(content.removeprefix(title))
+    except Misconfigured:
+        pass
+    raise Misconfigured(f"{path} is not of an enrolment of {wanted.worker_id}: remove it and try again")
 
 
 def _authority(origin: str, invitation: Invitation) -> bytes:
@@ -189,13 +176,7 @@ def _refusal(response: httpx.Response) -> QlworkerError:
 
 def _install(wanted: Enrolment, key: bytes, authority: bytes, answer: EnrolmentResponse) -> Enrolled:
     directory, settings = wanted.directory, wanted.directory / SETTINGS
-    new = directory / f"{IDENTITY}.new"
-    durable.replace(new, answer.certificate.encode() + key, temporaries=directory)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(new)
-    except ssl.SSLError:
-        durable.remove(new)
-        raise Refused("the certificate in the answer is not for the key of this box: nothing was installed") from None
+    new = stage(directory / IDENTITY, answer.certificate.encode(), key)
     durable.replace(directory / ANCHORS, ssl.DER_cert_to_PEM_cert(authority).encode(), temporaries=directory)
     durable.replace(directory / TOKEN, answer.token.encode() + b"\n", temporaries=directory)
     text = first_settings(wanted.worker_id, answer.origin, str(directory), str(wanted.state))
@@ -204,7 +185,6 @@ def _install(wanted: Enrolment, key: bytes, authority: bytes, answer: EnrolmentR
         wrote_settings = True
     except FileExistsError:
         wrote_settings = False
-    new.rename(directory / IDENTITY)
-    durable.sync_directory(directory)
+    publish(new, directory / IDENTITY)
     durable.remove(directory / UNFINISHED)
     return Enrolled(wanted.worker_id, settings, wrote_settings, answer.expires_at_ms)

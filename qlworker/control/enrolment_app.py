@@ -5,7 +5,7 @@ Who presents an invitation proves it before anything is signed; refusals look al
 """
 
 import uuid
-from typing import Final
+from pathlib import Path
 
 import msgspec
 import trio
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from ..domain.document import Document
-from ..domain.errors import Refused, Transient, Unauthorized
+from ..domain.errors import QlworkerError, Refused, Transient, Unauthorized
 from ..wire.codec import decode
 from ..wire.enrolment import (
     AUTHORITY_PATH,
@@ -31,21 +31,19 @@ from .config import Limits
 from .database import Database
 from .failure import Failure
 from .logs import Log
+from .private_files import read_pem
 from .request_body import JSON_TYPE, open_body, read_whole
 from .shield import Shield
-from .signing import Signing
-
-SIGNING_S: Final = 30
-"""How much longer than others an enrolment may take: a signature is a process of its own."""
+from .signing import SIGNING_S, Signing
 
 
 class EnrolmentDesk(msgspec.Struct, frozen=True):
-    """What enrolling needs. `origin` is where workers connect afterwards; `authority` the authority's certificate, PEM."""
+    """What enrolling needs. `origin` is where workers connect afterwards; `authority` holds the authority's certificate."""
 
     database: Database
     pepper: bytes
     signing: Signing
-    authority: str
+    authority: Path
     origin: str
     certificate_days: int
     limits: Limits
@@ -76,7 +74,7 @@ class EnrolmentApplication:
     async def _answer(self, request: Request) -> Document:
         path, method = request.scope["path"], request.method
         if (method, path) == ("GET", AUTHORITY_PATH):
-            return AuthorityResponse(schema=AUTHORITY_SCHEMA, certificate=self._desk.authority)
+            return await self._authority()
         if (method, path) != ("POST", ENROLMENT_PATH) or request.scope["query_string"]:
             raise Failure(404, "not_found")
         reservation = self._shield.reserve(request.client.host if request.client else "unknown")
@@ -91,6 +89,14 @@ class EnrolmentApplication:
             raise Failure(504, "request_timeout")
         finally:
             self._in_flight -= 1
+
+    async def _authority(self) -> AuthorityResponse:
+        try:
+            content = await trio.to_thread.run_sync(read_pem, self._desk.authority)
+        except QlworkerError as error:
+            self._desk.log.error("enrolment_unavailable", reason=str(error))
+            raise Failure(503, "enrolment_unavailable") from None
+        return AuthorityResponse(schema=AUTHORITY_SCHEMA, certificate=content.decode())
 
     async def _enrol(self, request: Request) -> EnrolmentResponse:
         desk, request_id = self._desk, str(uuid.uuid4())

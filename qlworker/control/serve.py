@@ -7,7 +7,7 @@ reads certificate, authorities and revocation list again.
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -27,7 +27,7 @@ from .live_output import LiveOutput
 from .logs import JsonLog
 from .maintenance import maintain
 from .operator import create_operator
-from .private_files import make_private_directory, read_pem, read_private_file
+from .private_files import make_private_directory, read_private_file
 from .revocation import INTERVAL_S, Revocations
 from .secret_store import SecretStore
 from .signing import Signing
@@ -57,7 +57,7 @@ async def _serve(settings: Settings, log: JsonLog) -> None:
         pepper = read_private_file(settings.storage.pepper, 4096)
         if len(pepper) != PEPPER_BYTES:
             raise Misconfigured(f"cannot use {settings.storage.pepper}: a pepper is exactly {PEPPER_BYTES} bytes")
-        side = TlsSide(settings.tls, wants_clients=True)
+        side, front = TlsSide(settings.tls, wants_clients=True), TlsSide(settings.tls, wants_clients=False)
         make_private_directory(settings.storage.data)
         database = Database(settings.database_url, connections=settings.storage.connections)
         try:
@@ -70,7 +70,7 @@ async def _serve(settings: Settings, log: JsonLog) -> None:
                     if settings.enrolment.port is None
                     else sockets.enter_context(bind_tcp(settings.listen.host, settings.enrolment.port)),
                 )
-                await _listen(settings, log, database, pepper, side, bound, signals)
+                await _listen(settings, log, database, pepper, side, front, bound, signals)
         finally:
             database.close()
         log.info("control_plane_stopped")
@@ -82,6 +82,7 @@ async def _listen(
     database: Database,
     pepper: bytes,
     side: TlsSide,
+    front: TlsSide,
     bound: _Bound,
     signals: AsyncIterator[int],
 ) -> None:
@@ -91,7 +92,12 @@ async def _listen(
     stopping = trio.Event()
     artifacts, live = await trio.to_thread.run_sync(open_store, settings), LiveOutput(settings.storage.live)
     signing = Signing(settings.authority, log)
-    revocations = Revocations(database, signing, settings.tls.revoked, side.reload, log)
+
+    def reload() -> None:
+        side.reload()
+        front.reload()
+
+    revocations = Revocations(database, signing, settings.tls.revoked, reload, log)
     ingress = create_ingress(
         database,
         authenticate=authenticate,
@@ -126,14 +132,13 @@ async def _listen(
                     database=database,
                     pepper=pepper,
                     signing=signing,
-                    authority=read_pem(settings.authority.certificate).decode(),
+                    authority=settings.authority.certificate,
                     origin=origin,
                     certificate_days=settings.enrolment.certificate_days,
                     limits=settings.limits,
                     log=log,
                 )
             )
-            front = TlsSide(settings.tls, wants_clients=False)
             await nursery.start(partial(serve, newcomers, bound.enrolment, tls=front), name="enrolment listener")
         further = [("revocation", INTERVAL_S, revocations.tick)]
         nursery.start_soon(maintain, database, artifacts, settings, stopping, log, further)
@@ -141,20 +146,20 @@ async def _listen(
         show_line_json(
             {"event": "ready", "port": port, "origin": origin, "enrolment": enrolment_origin or "", "pid": os.getpid()}
         )
-        await _obey(signals, side, log)
+        await _obey(signals, reload, log)
         ingress.draining = True
         stopping.set()
     settings.operator.socket.unlink(missing_ok=True)
 
 
-async def _obey(signals: AsyncIterator[int], side: TlsSide, log: JsonLog) -> None:
+async def _obey(signals: AsyncIterator[int], reload: Callable[[], None], log: JsonLog) -> None:
     """Returns when it is time to stop."""
     async for number in signals:
         if number != signal.SIGHUP:
             log.info("control_plane_stopping", signal=signal.Signals(number).name)
             return
         try:
-            side.reload()
+            reload()
         except QlworkerError as error:
             log.error("tls_context_kept", reason=str(error))
         else:

@@ -12,7 +12,8 @@ from .config import Authority
 from .logs import Log
 from .signer import SignedAnswer, SigningOrder
 
-TIMEOUT_S: Final = 30
+SIGNING_S: Final = 30
+"""How long a signature may take, and how much longer than others a request for one."""
 
 
 class Signing:
@@ -57,7 +58,7 @@ class Signing:
         if not self.is_possible:
             raise Transient("cannot sign here: the authority's key is not on this host")
         async with self._turn:
-            with trio.move_on_after(TIMEOUT_S):
+            with trio.move_on_after(SIGNING_S):
                 done = await trio.run_process(
                     [sys.executable, "-m", "qlworker.control.signer"],
                     stdin=msgspec.json.encode(order),
@@ -66,7 +67,7 @@ class Signing:
                     check=False,
                 )
                 return self._answer(done)
-        raise Transient(f"the signer did not answer within {TIMEOUT_S} s")
+        raise Transient(f"the signer did not answer within {SIGNING_S} s")
 
     def _answer(self, done: "subprocess.CompletedProcess[bytes]") -> SignedAnswer:
         if done.returncode == 0:

@@ -15,9 +15,9 @@ from ..domain.document import Document
 from ..domain.errors import Conflict, Corrupt, Fenced, Refused, Transient
 from ..wire.activation import ActivationRequest, RunningRequest
 from ..wire.attestation import AttestationRequest, AttestationResponse
+from ..wire.certificate import CERTIFICATE_SCHEMA, CertificateRequest, CertificateResponse
 from ..wire.codec import ARTIFACTS, decode
 from ..wire.completion import UPLOAD_HEADER_BYTES, CompletionRequest, OutputRequest, UploadHeader
-from ..wire.enrolment import CERTIFICATE_SCHEMA, CertificateRequest, CertificateResponse
 from ..wire.lease_control import LeaseControlRequest
 from ..wire.offers import OfferRequest
 from ..wire.secrets import SecretRequestV1, SecretRequestV2
@@ -32,7 +32,7 @@ from .request_body import Body, read_whole
 from .secret_store import SecretStore
 from .services import activation, artifacts, attestations, completion, dispatch, lease_control, output, secrets, session
 from .services.session import Caller
-from .signing import Signing
+from .signing import SIGNING_S, Signing
 
 UPLOAD_BYTES_PER_SECOND: Final = 32 * 1024
 """A log may take its size at this rate longer than other requests, so that a slow uplink can finish one (wire-protocol
@@ -129,7 +129,7 @@ async def _completion(services: Services, caller: Caller, body: Body, _scope: tr
     return await services.database.run(completion.complete, caller, request, services.settings, is_held)
 
 
-async def _certificate(services: Services, caller: Caller, body: Body, _scope: trio.CancelScope) -> Document:
+async def _certificate(services: Services, caller: Caller, body: Body, scope: trio.CancelScope) -> Document:
     """Authority is the certificate of the connection and the credential; a session is not looked at: a worker whose session
     ran out renews all the same."""
     request: CertificateRequest = await _read_json(body, CertificateRequest)
@@ -137,6 +137,7 @@ async def _certificate(services: Services, caller: Caller, body: Body, _scope: t
         raise Transient("nothing is signed here")
     if await services.database.run(certificates.signed_lately, caller.worker_id) >= CERTIFICATES_AN_HOUR:
         raise Failure(429, "worker_certificate_limit", retry_after_s=3600)
+    scope.deadline += SIGNING_S
     days = services.settings.enrolment.certificate_days
     signed = await services.signing.worker(caller.worker_id, request.certificate_request, days)
     await services.database.run(certificates.remember, caller.worker_id, signed.serial, signed.not_after_ms)
@@ -210,5 +211,6 @@ ROUTES: Final[Mapping[str, Route]] = {
     "artifacts": _log(_artifacts, is_upload=True),
     "completion": Route(_completion, "worker_completion_fenced", "worker_completion_unavailable"),
     "output": _log(_output),
+    "certificate": _session(_certificate),
 }
 UPLOAD_LIMIT: Final = ARTIFACTS.request_limit

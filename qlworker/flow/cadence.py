@@ -1,4 +1,4 @@
-"""The one rhythm of the worker: heartbeat, pull, output and retention hang on it, so an idle box wakes up once per tick.
+"""The one rhythm of the worker: all that recurs hangs on it, so an idle box wakes up once per tick.
 
 Order of a tick: session first, then at most one pull, then whatever only wants to be reminded (wire-protocol.md §7.4).
 """
@@ -19,6 +19,7 @@ from .output import OutputKeeper
 from .race import first_of
 from .receiver import Receiver
 from .recovery.sweeper import Sweeper
+from .renewal import CertificateRenewal
 from .session import SessionKeeper
 
 
@@ -42,6 +43,7 @@ class Cadence:
         executions: Executions,
         output: OutputKeeper,
         sweeper: Sweeper,
+        renewal: CertificateRenewal,
         clock: Clock,
         log: Log,
         terms: CadenceTerms,
@@ -53,6 +55,7 @@ class Cadence:
         self._executions = executions
         self._output = output
         self._sweeper = sweeper
+        self._renewal = renewal
         self._clock = clock
         self._log = log
         self._terms = terms
@@ -80,6 +83,7 @@ class Cadence:
             else:
                 self._is_disk_failing = False
             self._output.tick()
+            self._renewal.tick()
             wait_ms = int(self._terms.cadence_ms * (0.95 + self._fraction() / 10))
             await first_of(self._wake.wait, partial(self._clock.sleep_until, self._clock.boot_ms() + wait_ms))
 

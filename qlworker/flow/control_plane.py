@@ -4,7 +4,7 @@ Every call raises Transient, Unauthorized, Fenced, Malformed or Unsupported by s
 breaks the contract or answers something else. Nothing is retried here: each caller decides (wire-protocol.md §1.7).
 """
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..domain.document import Document
 from ..domain.errors import Malformed, Refused
@@ -32,6 +32,9 @@ from ..wire.session import (
     TransitionRequest,
     TransitionResponse,
 )
+
+if TYPE_CHECKING:
+    from ..wire.certificate import CertificateResponse
 
 T = TypeVar("T")
 
@@ -139,6 +142,14 @@ class ControlPlane:
     async def output(self, offer: Offer, request: OutputRequest) -> OutputResponse:
         """Sends a chunk of live output. Raises Unsupported where the server has no such extension."""
         return await self._call(offer.worker.session_id, codec.OUTPUT, request, OutputResponse)
+
+    async def certificate(self, session_id: str, request: str) -> "CertificateResponse":
+        """The next certificate, for a request in PEM. Raises Unsupported where the server has no such extension."""
+        # Once in months: a steady worker keeps neither document in memory.
+        from ..wire.certificate import CERTIFICATE_SCHEMA, CertificateRequest, CertificateResponse
+
+        document = CertificateRequest(schema=CERTIFICATE_SCHEMA, certificate_request=request)
+        return await self._call(session_id, codec.CERTIFICATE, document, CertificateResponse)
 
     async def _call(self, session_id: str, operation: codec.Operation, request: Document, kind: type[T]) -> T:
         body = await self._link.call(

@@ -1,4 +1,4 @@
-"""How a box becomes a worker, and how a worker gets its next certificate: an extension beside the contract's twelve operations.
+"""How a box becomes a worker: an extension beside the contract's twelve operations.
 
 The contract has no enrolment (wire-protocol.md §9.1); the form of requests and certificates is its own. An invitation is a line
 that carries whom to trust: the digest of the authority's certificate, so that a box knows its control plane before it tells it
@@ -12,15 +12,14 @@ import msgspec
 
 from ..domain.canonical import b64u, from_b64u
 from ..domain.document import Document
-from ..domain.text import check_digest, check_integer, check_text, check_worker_id
+from ..domain.text import check_integer, check_text, check_worker_id
+from .certificate import check_pem
 
 ENROLMENT_SCHEMA: Final = "qlworker/enrolment@v1"
 AUTHORITY_SCHEMA: Final = "qlworker/enrolment-authority@v1"
-CERTIFICATE_SCHEMA: Final = "qlworker/worker-certificate@v1"
 ENROLMENT_PATH: Final = "/api/v3/enrolment"
 AUTHORITY_PATH: Final = "/api/v3/enrolment/authority"
 
-PEM_BYTES: Final = 16 * 1024
 ENROLMENT_BYTES: Final = 32 * 1024
 SECRET_BYTES: Final = 32
 
@@ -57,7 +56,7 @@ class AuthorityResponse(Document, frozen=True, kw_only=True):
     certificate: str
 
     def __post_init__(self) -> None:
-        _check_pem(self.certificate, "certificate")
+        check_pem(self.certificate, "certificate")
 
 
 class EnrolmentRequest(Document, frozen=True, kw_only=True):
@@ -72,7 +71,7 @@ class EnrolmentRequest(Document, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_text(self.invitation, "invitation", minimum=1, maximum=256)
-        _check_pem(self.certificate_request, "certificateRequest")
+        check_pem(self.certificate_request, "certificateRequest")
 
 
 class EnrolmentResponse(Document, frozen=True, kw_only=True):
@@ -91,36 +90,6 @@ class EnrolmentResponse(Document, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_worker_id(self.worker_id)
         check_text(self.origin, "origin", minimum=1, maximum=2048)
-        _check_pem(self.certificate, "certificate")
+        check_pem(self.certificate, "certificate")
         check_text(self.token, "token", minimum=1, maximum=256)
         check_integer(self.expires_at_ms, "expiresAtMs")
-
-
-class CertificateRequest(Document, frozen=True, kw_only=True):
-    """Asks for the next certificate, with the credential and the present certificate as authority."""
-
-    schema: Literal["qlworker/worker-certificate@v1"]
-    certificate_request: str
-
-    def __post_init__(self) -> None:
-        _check_pem(self.certificate_request, "certificateRequest")
-
-
-class CertificateResponse(Document, frozen=True, kw_only=True):
-    """The next certificate. The present one stays good until it ends."""
-
-    schema: Literal["qlworker/worker-certificate@v1"]
-    serial: str
-    certificate: str
-    not_after_ms: int
-
-    def __post_init__(self) -> None:
-        check_digest(self.serial.rjust(64, "0"), "serial")
-        _check_pem(self.certificate, "certificate")
-        check_integer(self.not_after_ms, "notAfterMs")
-
-
-def _check_pem(text: str, name: str) -> None:
-    check_text(text, name, minimum=1, maximum=PEM_BYTES, controls=True)
-    if not text.startswith("-----BEGIN ") or "PRIVATE KEY" in text:
-        raise ValueError(f"{name} must be PEM and hold no private key")

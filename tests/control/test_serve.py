@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qlworker.control.operator_api import AddWorker, IssuedToken, Published, Started, StartRun, Status
-from qlworker.control.pki import Identity, issue_worker, new_authority
+from qlworker.control.pki import Identity, issue_server, issue_worker, new_authority
 from qlworker.control.task_file import parse_task
 from tests.control.running import PROGRAM, ControlPlane
 
@@ -258,3 +258,42 @@ def test_a_port_in_use_is_named(server: ControlPlane, tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert str(server.port) in done.stderr.decode()
+
+
+def shown(server: ControlPlane, port: int) -> bytes:
+    """The certificate that a listener shows."""
+    context = ssl.create_default_context(cafile=server.directory / "ca/certificate.pem")
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        return secure.getpeercert(binary_form=True) or b""
+
+
+def ports(server: ControlPlane) -> list[int]:
+    """Of the worker listener and the enrolment listener."""
+    return [server.port, int(server.ready["enrolment"].rpartition(":")[2])]
+
+
+def test_sighup_shows_a_replaced_certificate_on_every_listener_and_keeps_it_when_the_next_is_bad(tmp_path: Path) -> None:
+    with ControlPlane(tmp_path / "control") as server:
+        tls = server.directory / "tls"
+        former = shown(server, server.port)
+        following = issue_server(authority(server), ["localhost"])
+        (tls / "certificate.pem").write_bytes(following.certificate)
+        (tls / "key.pem").write_bytes(following.key)
+        expected = ssl.PEM_cert_to_DER_cert(following.certificate.decode())
+        assert [shown(server, port) for port in ports(server)] == [former, former]
+
+        assert server.process is not None
+        server.process.send_signal(signal.SIGHUP)
+        while "tls_context_reloaded" not in server.log.read_text():
+            shown(server, server.port)
+        assert [shown(server, port) for port in ports(server)] == [expected, expected]
+
+        (tls / "certificate.pem").write_text("nonsense")
+        server.process.send_signal(signal.SIGHUP)
+        while "tls_context_kept" not in server.log.read_text():
+            shown(server, server.port)
+        assert [shown(server, port) for port in ports(server)] == [expected, expected]
+        assert f"cannot use {tls / 'certificate.pem'}" in server.log.read_text()

@@ -20,6 +20,7 @@ from qlworker.domain.offer import Candidate, LeaseTerms, WorkerFence
 from qlworker.domain.revision import ExecutionRevision
 from qlworker.ports import Clock, SealedOutput
 from qlworker.wire.activation import ACTIVATION_SCHEMA, ActivationRequest, ActivationResponse, RunningRequest, Snapshot
+from qlworker.wire.certificate import CERTIFICATE_SCHEMA, CertificateRequest, CertificateResponse
 from qlworker.wire.completion import (
     COMPLETION_SCHEMA,
     OUTPUT_SCHEMA,
@@ -168,6 +169,7 @@ class PocketControlPlane:
         self.output: dict[str, bytes] = {}
         self.calls: list[Call] = []
         self.refused_capabilities: set[str] = set()
+        self.certificate_requests: list[str] = []
         self.knows_secrets_v2 = True
         self.knows_output = True
 
@@ -282,6 +284,7 @@ class PocketControlPlane:
             "lease-control": self._lease_control,
             "completion": self._completion,
             "output": self._output,
+            "certificate": self._certificate,
         }[operation]
 
         answer = await self._exchange(session_id, operation, json.loads(body), lambda: handler(session_id, body))
@@ -315,6 +318,17 @@ class PocketControlPlane:
                 return await self._faults[operation].pop(0)(perform)
             standing = self._standing.get(operation) or self._standing.get("*")
             return await (standing(perform) if standing else perform())
+
+    def _certificate(self, _session_id: str, body: bytes) -> bytes:
+        request = msgspec.json.decode(body, type=CertificateRequest)
+        number = len(self.certificate_requests)
+        self.certificate_requests.append(request.certificate_request)
+        return CertificateResponse(
+            schema=CERTIFICATE_SCHEMA,
+            serial=f"{number:x}",
+            certificate=f"-----BEGIN CERTIFICATE----- {number}",
+            not_after_ms=2**42,
+        ).to_json()
 
     # -- §2 the session
 

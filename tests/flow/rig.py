@@ -24,6 +24,7 @@ from qlworker.adapters.ownership import JournalOwnership
 from qlworker.adapters.receipts import ReceiptFiles
 from qlworker.domain.audit import Audit, AuditBudget
 from qlworker.domain.canonical import b64u, sha256_hex
+from qlworker.domain.certificate import Validity
 from qlworker.domain.claim import PendingClaim
 from qlworker.domain.identity import DurableHandle, Place, Presence, ProcessId
 from qlworker.domain.receipt import Ending, Receipt, authenticate
@@ -48,6 +49,7 @@ from qlworker.flow.recovery.lifecycle import JournalLifecycle
 from qlworker.flow.recovery.retention import Retention
 from qlworker.flow.recovery.supervisor import StartupRecovery
 from qlworker.flow.recovery.sweeper import Sweeper
+from qlworker.flow.renewal import CertificateRenewal
 from qlworker.flow.server_clock import ServerClock
 from qlworker.flow.session import CapabilitiesText, SessionKeeper, SessionTerms
 from qlworker.flow.watch import Watcher
@@ -267,6 +269,34 @@ class SpyProcesses:
         return next((command for command in self.commands if command.handle == handle), None)
 
 
+class PocketCertificate:
+    """The worker's certificate at its port: good until a century from now, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.term = Validity(0, 2**42)
+        self.following = Validity(2**41, 2**42)
+        self.is_replaceable = True
+        self.looks = 0
+        self.installed: list[tuple[str, bytes]] = []
+        self.faults: list[Exception] = []
+
+    async def validity(self) -> Validity:
+        await trio.lowlevel.checkpoint()
+        self.looks += 1
+        return self.term
+
+    async def new_request(self) -> tuple[bytes, str]:
+        await trio.lowlevel.checkpoint()
+        if self.faults:
+            raise self.faults.pop(0)
+        return b"the key", "-----BEGIN CERTIFICATE REQUEST-----"
+
+    async def install(self, certificate: str, key: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.installed.append((certificate, key))
+        self.term = self.following
+
+
 class World:
     """Everything outside the worker."""
 
@@ -283,6 +313,7 @@ class World:
         self.living: set[int] = set()
         self.lives = 0
         self.log = RecordingLog()
+        self.certificate = PocketCertificate()
 
     def check(self) -> None:
         if self.is_dead:
@@ -581,6 +612,9 @@ class Worker:
         self.receiver = Receiver(journal, clock, server_clock)
         self.retention = Retention(journal, receipts, outputs, server_clock, log, SweepTerms(age_ms=retention_ms))
         self.sweeper = Sweeper(self.retention, journal, server_clock, log)
+        self.renewal = CertificateRenewal(
+            control_plane, world.certificate, sessions, clock, server_clock, log, fraction=fraction
+        )
         self.cadence = Cadence(
             sessions=sessions,
             delivery=self.delivery,
@@ -588,6 +622,7 @@ class Worker:
             executions=executions,
             output=self.output,
             sweeper=self.sweeper,
+            renewal=self.renewal,
             clock=clock,
             log=log,
             terms=CadenceTerms(cadence_ms=CADENCE_MS, drain_timeout_ms=60_000),
@@ -601,6 +636,7 @@ class Worker:
     async def run_in(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self.ownership.refresh_forever)
         nursery.start_soon(self.output.run)
+        nursery.start_soon(self.renewal.run)
         await nursery.start(self.executions.run)
         for finding in self.audit.unfinished:
             self.executions.resume(finding)
