@@ -187,7 +187,10 @@ LOST_RETRY: Final = {"standalone": LostRetry(5, 32), "edge": LostRetry(30, 8)}
 
 
 class MaintenanceTerms(_Section, frozen=True, kw_only=True):
-    """What the control plane does by itself: how often, and how much at a time (control-plane.md §9.2, §10.6, §11.5)."""
+    """What the control plane does by itself: how often, and how much at a time (control-plane.md §9.2, §10.6, §11.5).
+
+    Every request of a worker leaves a row in the security audit, which is kept for `audit_retention_s`.
+    """
 
     profile: Literal["standalone", "edge"] = "standalone"
     expiry_interval_s: float = 1
@@ -195,6 +198,7 @@ class MaintenanceTerms(_Section, frozen=True, kw_only=True):
     cancellation_interval_s: float = 1
     cancellation_page: int = 32
     cancellation_pages: int = 4
+    audit_retention_s: float = 90 * 86_400
 
     def __post_init__(self) -> None:
         _within("maintenance.expiry_interval_s", self.expiry_interval_s, 0.25, 3_600, "seconds")
@@ -202,6 +206,7 @@ class MaintenanceTerms(_Section, frozen=True, kw_only=True):
         _within("maintenance.cancellation_interval_s", self.cancellation_interval_s, 0.25, 3_600, "seconds")
         _within("maintenance.cancellation_page", self.cancellation_page, 1, 128)
         _within("maintenance.cancellation_pages", self.cancellation_pages, 1, 64)
+        _within("maintenance.audit_retention_s", self.audit_retention_s, 3_600, 3_650 * 86_400, "seconds")
 
     @property
     def lost_retry(self) -> LostRetry:

@@ -12,7 +12,7 @@ import msgspec
 import trio
 from sqlalchemy import delete, insert, select
 
-from . import deliveries
+from . import audit, deliveries
 from .artifact_retention import sweep_logs
 from .artifact_store import ArtifactStore
 from .cadence import keep_time
@@ -28,6 +28,7 @@ from .services.recovery_scan import scan_recovery
 
 RETENTION_INTERVAL_S: Final = 60
 DELIVERY_INTERVAL_S: Final = 5
+AUDIT_PAGE: Final = 1000
 EXPIRY: Final = "lease_expiry"
 
 Rhythm = tuple[str, float, Callable[[], Awaitable[object]]]
@@ -54,6 +55,7 @@ class Maintenance:
             ("lost_retry", terms.lost_retry.interval_s, self.retry),
             ("cancellation", terms.cancellation_interval_s, self.converge),
             ("artifact_retention", RETENTION_INTERVAL_S, self.sweep_logs),
+            ("audit_retention", RETENTION_INTERVAL_S, self.sweep_audit),
             ("credential_delivery", DELIVERY_INTERVAL_S, self.end_replaced_credentials),
         ]
         if self._settings.runs.on_lease_expiry == "evidence":
@@ -115,6 +117,15 @@ class Maintenance:
         if removed:
             self._log.info("logs_removed", count=removed)
 
+    async def sweep_audit(self) -> None:
+        """Removes the rows of the security audit whose time is over, a page at a time."""
+        retention_ms = round(self._settings.maintenance.audit_retention_s * 1000)
+        removed = 0
+        while page := await self._database.run(_sweep_audit, retention_ms):
+            removed += page
+        if removed:
+            self._log.info("audit_removed", count=removed)
+
     async def end_replaced_credentials(self) -> None:
         """Ends the credentials of workers that were seen with a newer one."""
         for credential_id in await self._database.run(deliveries.observed):
@@ -149,3 +160,7 @@ def keep_cursor(tx: Transaction, scan: str, cursor: msgspec.Struct | None) -> No
     if cursor is not None:
         text = msgspec.json.encode(cursor).decode()
         tx.write(insert(scan_cursors).values(scan=scan, cursor=text, updated_at_ms=tx.now_ms))
+
+
+def _sweep_audit(tx: Transaction, retention_ms: int) -> int:
+    return audit.sweep(tx, tx.now_ms - retention_ms, AUDIT_PAGE)

@@ -19,7 +19,7 @@ from starlette.types import Send
 
 from .. import __version__
 from ..domain.errors import Conflict, QlworkerError
-from . import credentials, deliveries, recovery_view, runs, tasks, worker_desk
+from . import audit, credentials, deliveries, recovery_view, runs, tasks, worker_desk
 from .artifact_store import ArtifactStore
 from .database import Database
 from .live_output import LiveOutput
@@ -38,6 +38,7 @@ from .operator_api import (
     Status,
     StoredSecret,
 )
+from .operator_operations import OPERATIONS
 from .revocation import Revocations
 from .run_log import RunLog
 from .secret_store import SecretStore
@@ -51,7 +52,7 @@ T = TypeVar("T")
 
 
 class _Operator:
-    """The handlers and what they work on."""
+    """The handlers and what they work on; each has the name of its operation."""
 
     def __init__(
         self,
@@ -164,6 +165,21 @@ class _Operator:
         after = _number(request, "after", 0)
         return await self._database.run(runs.events, request.path_params["run_id"], after)
 
+    async def list_audit(self, request: Request) -> Any:
+        given = request.query_params.get
+        return await self._database.run(
+            audit.listed,
+            _number(request, "limit", 100),
+            before=given("before"),
+            subject=given("subject"),
+            outcome=given("outcome"),
+        )
+
+    async def openapi(self, _request: Request) -> Any:
+        from .openapi import document
+
+        return document()
+
     async def run_log(self, request: Request) -> Any:
         run_id = request.path_params["run_id"]
         await self._database.run(runs.detail, run_id)  # an unknown run is an error, not an empty log
@@ -198,29 +214,9 @@ def create_operator(
         revocations,
         stopping,
     )
-    handlers: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
-        ("GET", "/status", operator.status),
-        ("GET", "/workers", operator.list_workers),
-        ("POST", "/workers", operator.add_worker),
-        ("POST", "/workers/invite", operator.invite_worker),
-        ("POST", "/workers/rotate", operator.rotate_worker),
-        ("POST", "/workers/published", operator.publish_credential),
-        ("POST", "/workers/revoke", operator.revoke_worker),
-        ("PUT", "/tasks", operator.put_task),
-        ("GET", "/tasks", operator.list_tasks),
-        ("GET", "/task", operator.show_task),
-        ("PUT", "/secrets", operator.put_secret),
-        ("POST", "/runs", operator.start_run),
-        ("GET", "/runs", operator.list_runs),
-        ("GET", "/runs/{run_id}", operator.show_run),
-        ("POST", "/runs/{run_id}/cancel", operator.cancel_run),
-        ("POST", "/runs/{run_id}/retry", operator.retry_run),
-        ("POST", "/runs/{run_id}/stopped", operator.vouch_stopped),
-        ("GET", "/recoveries", operator.list_recoveries),
-        ("GET", "/runs/{run_id}/events", operator.run_events),
-        ("GET", "/runs/{run_id}/log", operator.run_log),
-    ]
-    return Starlette(routes=[Route(path, _answering(handler, log), methods=[method]) for method, path, handler in handlers])
+    return Starlette(
+        routes=[Route(each.path, _answering(getattr(operator, each.name), log), methods=[each.method]) for each in OPERATIONS]
+    )
 
 
 def _answering(handler: Callable[[Request], Awaitable[Any]], log: JsonLog) -> Callable[[Request], Awaitable[Response]]:

@@ -221,6 +221,19 @@ class EventView(msgspec.Struct, frozen=True):
     payload: msgspec.Raw
 
 
+class AuditView(msgspec.Struct, frozen=True):
+    """One row of the security audit: who was allowed or refused what, and why."""
+
+    event_id: str
+    request_id: str
+    operation: str
+    subject: str | None
+    authentication_id: str | None
+    outcome: str
+    reasons: str
+    occurred_at_ms: int
+
+
 class Published(msgspec.Struct, frozen=True):
     """A published revision. `created` is false when it was there already."""
 

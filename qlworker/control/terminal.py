@@ -31,21 +31,20 @@ def show_line_json(value: object) -> None:
         show(msgspec.json.encode(value).decode())
 
 
-def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Left-aligned columns two blanks apart. An empty cell shows as `-`; control characters show escaped."""
+def show_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Left-aligned columns two blanks apart on standard output. An empty cell shows as `-`; control characters show escaped."""
     table = [[_printable(cell) or "-" for cell in row] for row in rows]
     widths = [max(len(row[index]) for row in [list(header), *table]) for index in range(len(header))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [[name.upper() for name in header], *table]
-    ]
+    for row in [[name.upper() for name in header], *table]:
+        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def pairs(items: Iterable[tuple[str, str]]) -> list[str]:
-    """`name  value` lines with the values below one another; an item without a value is left out."""
+def show_pairs(items: Iterable[tuple[str, str]]) -> None:
+    """`name  value` lines on standard output with the values below one another; an item without a value is left out."""
     kept = [(name, _printable(value)) for name, value in items if value]
     width = max((len(name) for name, _ in kept), default=0)
-    return [f"{name.ljust(width)}  {value}" for name, value in kept]
+    for name, value in kept:
+        show(f"{name.ljust(width)}  {value}")
 
 
 def moment(at_ms: int | None) -> str:

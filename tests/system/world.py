@@ -38,7 +38,7 @@ class World:
         self.placement: dict[str, Any] = {"support_tiers": ["tier1", "candidate", "experimental", "legacy-only"]}
         self._process: subprocess.Popen[bytes] | None = None
         self._count = 0
-        self._control("init", "--data", str(root / "control"), "--name", self.address, "--listen", f"{self.address}:5801")
+        self.control("init", "--data", str(root / "control"), "--name", self.address, "--listen", f"{self.address}:5801")
 
     def configure(self, text: str) -> None:
         """Appends sections to the control plane's settings, before it is started."""
@@ -74,7 +74,7 @@ class World:
         directory = self.root / name
         directory.mkdir(mode=0o700)
         kit = directory / "kit"
-        self._control(
+        self.control(
             "worker", "add", name, "--out", str(kit), "--state", str(directory / "state"), "--config", str(self.settings)
         )
         file = kit / "qlworker.toml"
@@ -103,7 +103,7 @@ class World:
         """As an operator who deletes its file."""
         (self.root / "control/secrets" / PROJECT / name).unlink()
 
-    def _control(self, *arguments: str) -> None:
+    def control(self, *arguments: str) -> None:
         """A qlcontrol command, in this process: a new one would spend most of its time importing."""
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -3,7 +3,7 @@
 import argparse
 
 from ..operator_api import RecoveryView, RunDetail
-from ..terminal import columns, moment, show, show_json
+from ..terminal import moment, show, show_columns, show_json
 from .options import Subparsers, add_config, add_json, operator
 
 
@@ -47,8 +47,7 @@ def _list(arguments: argparse.Namespace) -> int:
         )
         for each in found
     ]
-    for line in columns(header, rows):
-        show(line)
+    show_columns(header, rows)
     return 0
 
 

@@ -6,7 +6,7 @@ import sys
 from ...domain.errors import Transient
 from ..operator_api import AttemptView, Cancelled, EventView, RunDetail, RunView, Started, StartRun
 from ..operator_client import Operator
-from ..terminal import columns, complain, duration, moment, pairs, show, show_json
+from ..terminal import complain, duration, moment, show, show_columns, show_json, show_pairs
 from .options import Subparsers, add_config, add_json, operator, task_name
 
 FAILED = 1
@@ -124,8 +124,7 @@ def _list(arguments: argparse.Namespace) -> int:
         )
         for each in runs
     ]
-    for line in columns(header, rows):
-        show(line)
+    show_columns(header, rows)
     return 0
 
 
@@ -148,12 +147,10 @@ def _show(arguments: argparse.Namespace) -> int:
         ("cancel", f"{run.cancel_reason}, {moment(run.cancel_requested_at_ms)}" if run.cancel_reason else ""),
         ("error", run.error_code or ""),
     ]
-    for line in pairs(items):
-        show(line)
+    show_pairs(items)
     for attempt in detail.attempts:
         show("")
-        for line in pairs(_attempt(attempt)):
-            show(line)
+        show_pairs(_attempt(attempt))
     return 0
 
 
@@ -207,6 +204,5 @@ def _events(arguments: argparse.Namespace) -> int:
         )
         for each in events
     ]
-    for line in columns(header, rows):
-        show(line)
+    show_columns(header, rows)
     return 0

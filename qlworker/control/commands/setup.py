@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..terminal import pairs, show
+from ..terminal import show_pairs
 from .options import Subparsers, add_config, settings
 
 
@@ -26,8 +26,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
     host, port = arguments.listen
     config = initialise(arguments.data, arguments.name, host, port)
-    for line in pairs([("settings", str(config)), ("next", f"qlcontrol serve --config {config}")]):
-        show(line)
+    show_pairs([("settings", str(config)), ("next", f"qlcontrol serve --config {config}")])
     return 0
 
 

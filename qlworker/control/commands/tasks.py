@@ -9,7 +9,7 @@ from ...domain.revision import ExecutionRevision, SecretReference, ShellCommand
 from ..operator_api import Published, StoredSecret, TaskView
 from ..secret_writer import BUNDLE_BYTES
 from ..task_file import TASK_FILE_BYTES, parse_task
-from ..terminal import columns, moment, pairs, show, show_json
+from ..terminal import moment, show, show_columns, show_json, show_pairs
 from .options import Subparsers, add_config, add_json, operator, task_name
 
 
@@ -70,11 +70,10 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         show_json(tasks)
         return 0
-    for line in columns(
+    show_columns(
         ("task", "revision", "published"),
         [(f"{each.project}/{each.id}", str(each.revision), moment(each.created_at_ms)) for each in tasks],
-    ):
-        show(line)
+    )
     return 0
 
 
@@ -93,17 +92,15 @@ def _show(arguments: argparse.Namespace) -> int:
         ("directory", execution.working_directory or "the worker's default"),
         ("timeout", f"{execution.timeout_ms / 1000:g} s" if execution.timeout_ms else "none"),
     ]
-    for line in pairs(items):
-        show(line)
-    for line in _environment(execution):
-        show(line)
+    show_pairs(items)
+    show_pairs(_environment(execution))
     show("")
     for line in _command(execution):
         show(line)
     return 0
 
 
-def _environment(execution: ExecutionRevision) -> list[str]:
+def _environment(execution: ExecutionRevision) -> list[tuple[str, str]]:
     lines = []
     for binding in execution.environment:
         if binding.kind == "public":
@@ -111,7 +108,7 @@ def _environment(execution: ExecutionRevision) -> list[str]:
         else:
             name = SecretReference.parse(str(binding.secret_ref)).name
             lines.append((f"${binding.name}", f"the secret {name}"))
-    return pairs(lines)
+    return lines
 
 
 def _command(execution: ExecutionRevision) -> list[str]:

@@ -17,7 +17,7 @@ from ..operator_api import (
     Status,
     WorkerView,
 )
-from ..terminal import columns, moment, pairs, show, show_json
+from ..terminal import moment, show, show_columns, show_json, show_pairs
 from .options import Subparsers, add_config, add_json, operator, settings
 
 
@@ -83,8 +83,7 @@ def _invite(arguments: argparse.Namespace) -> int:
         ("valid until", moment(invited.expires_at_ms)),
         ("next", f"on the box, within that time: qlworker enroll --id {invited.worker_id} --control-plane {invited.origin}"),
     ]
-    for line in pairs(items):
-        show(line)
+    show_pairs(items)
     return 0
 
 
@@ -159,8 +158,7 @@ def _list(arguments: argparse.Namespace) -> int:
         )
         for each in workers
     ]
-    for line in columns(header, rows):
-        show(line)
+    show_columns(header, rows)
     return 0
 
 
@@ -172,8 +170,7 @@ def _tell(issued: IssuedToken, kit: str, following: str) -> None:
         ("valid until", moment(issued.expires_at_ms)),
         ("next", following),
     ]
-    for line in pairs(items):
-        show(line)
+    show_pairs(items)
 
 
 def _token(issued: IssuedToken) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import insert, select, update
 
 from ...domain.capabilities import Capabilities
-from ...domain.errors import Fenced, Refused
+from ...domain.errors import Fenced, Refused, Transient
 from ...domain.session import SessionStatus
 from ...wire.session import (
     HEARTBEAT_SCHEMA,
@@ -25,11 +25,13 @@ from ...wire.session import (
 from ..config import Settings
 from ..database import Transaction
 from ..deliveries import observe
-from ..schema import worker_sessions
+from ..schema import scan_cursors, worker_sessions
 
 ONLINE: Final = SessionStatus.ONLINE.value
 DRAINING: Final = SessionStatus.DRAINING.value
 OFFLINE: Final = SessionStatus.OFFLINE.value
+RESTORED: Final = "restored"
+"""In `scan_cursors`: when the database went back to a copy (control/backup.py)."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ def register(tx: Transaction, caller: Caller, request: RegisterRequest, settings
 def heartbeat(tx: Transaction, caller: Caller, request: HeartbeatRequest, settings: Settings) -> HeartbeatResponse:
     """Extends the session lease from now on. Raises Fenced, and Refused for slots or a lease out of range."""
     _check_lease(request.lease_duration_ms, settings)
-    session = _at_version(tx, caller, request.generation, request.expected_version)
+    session = _at_version(tx, caller, request.generation, request.expected_version, settings)
     if request.available_slots > session.max_concurrent_runs:
         raise Refused("availableSlots must be at most maxConcurrentRuns")
     after = msgspec.structs.replace(
@@ -143,7 +145,7 @@ def heartbeat(tx: Transaction, caller: Caller, request: HeartbeatRequest, settin
 
 def transition(tx: Transaction, caller: Caller, request: TransitionRequest, settings: Settings) -> TransitionResponse:
     """Drains the session, or ends it at once. Nothing leads back to online inside one session. Raises Fenced."""
-    session = _at_version(tx, caller, request.generation, request.expected_version)
+    session = _at_version(tx, caller, request.generation, request.expected_version, settings)
     after = msgspec.structs.replace(
         session,
         version=session.version + 1,
@@ -198,14 +200,34 @@ def _projection(session: Session) -> dict[str, Any]:
     }
 
 
-def _at_version(tx: Transaction, caller: Caller, generation: int, version: int) -> Session:
-    """The current session at `version`. The order of the reasons is control-plane.md §3.2's."""
+def _at_version(tx: Transaction, caller: Caller, generation: int, version: int, settings: Settings) -> Session:
+    """The current session at `version`. The order of the reasons is control-plane.md §3.2's.
+
+    Raises Fenced, and Transient where that would be wrong: behind a restore no session is known, though nobody replaced it, and
+    a fenced worker waits for its operator. So every session of before is left to run out; then its worker registers anew.
+    """
     tx.lock("worker", caller.worker_id)
+    try:
+        return _known_session(tx, caller, generation, version)
+    except Fenced:
+        if _was_restored_lately(tx, settings):
+            raise Transient("the database went back to a copy: the sessions of before have to run out") from None
+        raise
+
+
+def _known_session(tx: Transaction, caller: Caller, generation: int, version: int) -> Session:
     stored = load_session(tx, caller.worker_id)
     known = stored is not None and (stored.session_id, stored.generation) == (caller.session_id, generation)
     if known and stored is not None and stored.version != version:
         raise Fenced("the session is at another version")
     return require_session(tx, caller, generation)
+
+
+def _was_restored_lately(tx: Transaction, settings: Settings) -> bool:
+    """Whether a session of before the restore may still live in its worker."""
+    table = scan_cursors
+    row = tx.row(select(table.c.updated_at_ms).where(table.c.scan == RESTORED))
+    return row is not None and int(row.updated_at_ms) + settings.session_lease_max_ms > tx.now_ms
 
 
 def _replace(tx: Transaction, before: Session, after: Session) -> None:
