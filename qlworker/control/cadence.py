@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 
+from .counting import Counting
 from .logs import Log
 
 STOP_WAIT_S: Final = 5
@@ -16,7 +17,13 @@ STOP_WAIT_S: Final = 5
 
 
 async def keep_time(
-    name: str, interval_s: float, tick: Callable[[], Awaitable[object]], *, stopping: trio.Event, log: Log
+    name: str,
+    interval_s: float,
+    tick: Callable[[], Awaitable[object]],
+    *,
+    stopping: trio.Event,
+    log: Log,
+    counting: Counting,
 ) -> None:
     """Calls `tick` at once and then `interval_s` seconds after each one ended, until `stopping` is set.
 
@@ -27,7 +34,9 @@ async def keep_time(
             nursery.start_soon(_bounded, nursery.cancel_scope, stopping)
             try:
                 await tick()
+                counting.tick(name, succeeded=True)
             except Exception as error:
+                counting.tick(name, succeeded=False)
                 log.error("cadence_failed", cadence=name, error=type(error).__name__)
             nursery.cancel_scope.cancel()
         with trio.move_on_after(interval_s):

@@ -1,4 +1,4 @@
-"""qlcontrol.toml: one file, decoded into frozen settings. Every default and every bound of the control plane is here.
+"""What qlcontrol.toml may say: frozen settings. Every default and every bound of the control plane is here.
 
 Durations are seconds in the file and milliseconds behind the properties that end in `_ms`. A relative path is relative to
 the directory of the file. Source: control-plane.md §19, wire-protocol.md §1.5.
@@ -6,32 +6,19 @@ the directory of the file. Source: control-plane.md §19, wire-protocol.md §1.5
 
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from ..domain.errors import Misconfigured
-
 CONFIG_NAME: Final = "qlcontrol.toml"
-CONFIG_VARIABLE: Final = "QLCONTROL_CONFIG"
-SYSTEM_CONFIG: Final = Path("/etc/qlcontrol") / CONFIG_NAME
-CONFIG_BYTES: Final = 64 * 1024
 
 # sockaddr_un holds 108 bytes with the closing NUL (unix(7)).
 SOCKET_PATH_BYTES: Final = 107
 
-_CHOICES: Final = {
-    "dialect.capabilities": 'it must be "later" or "baseline"',
-    "dialect.secrets": 'it must be "v2" or "v1"',
-    "maintenance.profile": 'it must be "standalone" or "edge"',
-    "runs.on_lease_expiry": 'it must be "lost" or "evidence"',
-}
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z|[0-9A-Fa-f:.]{2,45}\Z")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _LOOPBACK: Final = re.compile(r"http://(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?/?\Z")
-_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\Z")
 
 
 ExpiryPolicy = Literal["lost", "evidence"]
@@ -147,6 +134,20 @@ class Operator(_Section, frozen=True, kw_only=True):
     """The Unix socket of the `qlcontrol` commands. Whoever may open it may do everything."""
 
     socket: Path = Path("run/operator.sock")
+
+
+class MetricsListener(_Section, frozen=True, kw_only=True):
+    """Where Prometheus and load balancers ask, in the clear: on this host unless `host` says otherwise; without `port`
+    nowhere."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _HOST.match(self.host):
+            raise ValueError(f"metrics.host is {self.host!r}, it must be a DNS name or an IP address")
+        if self.port is not None:
+            _within("metrics.port", self.port, 0, 65_535)
 
 
 class Sessions(_Section, frozen=True, kw_only=True):
@@ -267,6 +268,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     storage: Storage = Storage()
     artifacts: Artifacts = Artifacts()
     operator: Operator = Operator()
+    metrics: MetricsListener = MetricsListener()
     sessions: Sessions = Sessions()
     runs: Runs = Runs()
     maintenance: MaintenanceTerms = MaintenanceTerms()
@@ -329,61 +331,3 @@ class Settings(_Section, frozen=True, kw_only=True):
                 "name a shorter one, or use a shorter directory"
             )
         return settings
-
-
-def default_config() -> Path:
-    """Where commands look for the file when no `--config` names it: `QLCONTROL_CONFIG`, else /etc/qlcontrol."""
-    named = os.environ.get(CONFIG_VARIABLE)
-    return Path(named) if named else SYSTEM_CONFIG
-
-
-def load(path: Path) -> Settings:
-    """The settings in the file `path`.
-
-    Raises Misconfigured with the file, the key, its value and what is allowed.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(CONFIG_BYTES + 1)
-    except OSError as error:
-        raise Misconfigured(f"cannot read {path}: {error.strerror}; name the file with --config") from error
-    if len(data) > CONFIG_BYTES:
-        raise Misconfigured(f"cannot use {path}: it is longer than {CONFIG_BYTES} bytes")
-    try:
-        raw = tomllib.loads(data.decode())
-    except UnicodeDecodeError as error:
-        raise Misconfigured(f"cannot use {path}: it is not UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise Misconfigured(f"cannot use {path}: it is not TOML: {error}") from error
-    try:
-        settings = msgspec.convert(raw, Settings, dec_hook=_decode_path)
-        return settings.rooted_at(path.absolute().parent)
-    except ValueError as error:
-        raise Misconfigured(f"cannot use {path}: {_explain(str(error), raw)}") from error
-
-
-def _decode_path(kind: type, value: Any) -> Any:
-    if kind is not Path:
-        raise NotImplementedError(kind)
-    if not isinstance(value, str) or not value or "\x00" in value:
-        raise ValueError("a path must be a text that is not empty")
-    return Path(value)
-
-
-def _explain(text: str, raw: dict[str, Any]) -> str:
-    """msgspec's text with the key in front and the value behind it, in the words of a TOML file."""
-    found = _AT.search(text)
-    if found is None:
-        return (text[:1].lower() + text[1:]).replace("object ", "the file ", 1)
-    reason, path = text[: found.start()], found["path"]
-    value: Any = raw
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    reason = (reason[:1].lower() + reason[1:]).replace("`object`", "a table").replace("object ", "the table ")
-    if reason.startswith("the table"):
-        return f"in [{path}]: {reason}"
-    if isinstance(value, dict):
-        return reason  # a bound's own text names key, value and range
-    if path == "storage.database":
-        return f"{path}: {reason}"  # a URL may hold a password
-    return f"{path} is {value!r}: {_CHOICES.get(path, reason)}"

@@ -22,6 +22,7 @@ from . import audit
 from .answers import failed, json_answer
 from .artifact_store import ArtifactStore
 from .config import Settings
+from .counting import Counting, Uncounted
 from .database import Database, Transaction
 from .failure import Failure
 from .live_output import LiveOutput
@@ -64,12 +65,15 @@ class Authenticate(Protocol):
 class Ingress:
     """An ASGI application. `draining` makes it answer 503 to everything but the probes; running requests finish."""
 
-    def __init__(self, services: Services, authenticate: Authenticate, pepper: bytes, log: Log | None) -> None:
+    def __init__(
+        self, services: Services, authenticate: Authenticate, pepper: bytes, log: Log | None, counting: Counting
+    ) -> None:
         self.draining = False
         self._services = services
         self._authenticate = authenticate
         self._pepper = pepper
         self._log = log
+        self._counting = counting
         self._limits = services.settings.limits
         self._shield = Shield(self._limits)
         self._in_flight = 0
@@ -85,6 +89,7 @@ class Ingress:
         request = Request(scope, incoming)
         sent_id = request.headers.get("x-request-id", "")
         request_id = sent_id if _REQUEST_ID.match(sent_id) else str(uuid.uuid4())
+        began = trio.current_time()
         try:
             response = await self._answer(request, request_id)
         except Failure as failure:
@@ -92,6 +97,7 @@ class Ingress:
             await incoming.discard(self._patience(request, failure))
         except ClientDisconnect:
             return  # nobody is there to be told
+        self._counting.request(_counted(scope["path"]), response.status_code, trio.current_time() - began)
         response.headers["X-Request-Id"] = request_id
         await response(scope, receive, send)
 
@@ -208,9 +214,17 @@ def create_ingress(
     settings: Settings,
     signing: Signing | None = None,
     log: Log | None = None,
+    counting: Counting | None = None,
 ) -> Ingress:
     """The ASGI application of the worker listener. It needs trio, and TLS with client certificates around it."""
-    return Ingress(Services(database, secrets, artifacts, live, settings, signing), authenticate, pepper, log)
+    services = Services(database, secrets, artifacts, live, settings, signing)
+    return Ingress(services, authenticate, pepper, log, counting or Uncounted())
+
+
+def _counted(path: str) -> str:
+    """The operation's name if it is one: a stranger's paths are counted together."""
+    name = path.rpartition("/")[2]
+    return name if name in ROUTES else "other"
 
 
 def _find(request: Request) -> tuple[Caller, str, Route]:

@@ -17,6 +17,7 @@ from .artifact_retention import sweep_logs
 from .artifact_store import ArtifactStore
 from .cadence import keep_time
 from .config import Settings
+from .counting import Counting
 from .database import Database, Transaction
 from .logs import Log
 from .schema import scan_cursors
@@ -139,12 +140,13 @@ async def maintain(
     settings: Settings,
     stopping: trio.Event,
     log: Log,
+    counting: Counting,
     further: Sequence[Rhythm] = (),
 ) -> None:
     """All rhythms, and `further` ones of whoever calls, until `stopping` is set."""
     async with trio.open_nursery() as nursery:
         for name, pause_s, tick in [*Maintenance(database, store, settings, log).rhythms(), *further]:
-            nursery.start_soon(partial(keep_time, name, pause_s, tick, stopping=stopping, log=log))
+            nursery.start_soon(partial(keep_time, name, pause_s, tick, stopping=stopping, log=log, counting=counting))
 
 
 def load_cursor(tx: Transaction, scan: str, kind: type[T]) -> T | None:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -17,6 +18,7 @@ import trio
 from ..domain.errors import Misconfigured, QlworkerError
 from .artifact_choice import open_store
 from .config import Settings
+from .counting import Uncounted
 from .credentials import authenticate
 from .database import Database
 from .enrolment_app import EnrolmentApplication, EnrolmentDesk
@@ -34,6 +36,9 @@ from .signing import Signing
 from .terminal import show_line_json
 from .tls import TlsSide
 
+if TYPE_CHECKING:
+    from .metrics import Metrics
+
 
 class _Bound(msgspec.Struct, frozen=True):
     """The sockets, taken over by their listeners; until then, leaving closes them."""
@@ -41,6 +46,7 @@ class _Bound(msgspec.Struct, frozen=True):
     workers: socket.socket
     operator: socket.socket
     enrolment: socket.socket | None
+    metrics: socket.socket | None
 
 
 def run(settings: Settings) -> None:
@@ -63,12 +69,15 @@ async def _serve(settings: Settings, log: JsonLog) -> None:
         try:
             await trio.to_thread.run_sync(database.upgrade)
             with ExitStack() as sockets:
+
+                def bind(host: str, port: int | None) -> socket.socket | None:
+                    return None if port is None else sockets.enter_context(bind_tcp(host, port))
+
                 bound = _Bound(
                     sockets.enter_context(bind_tcp(settings.listen.host, settings.listen.port)),
                     sockets.enter_context(bind_unix(settings.operator.socket)),
-                    None
-                    if settings.enrolment.port is None
-                    else sockets.enter_context(bind_tcp(settings.listen.host, settings.enrolment.port)),
+                    bind(settings.listen.host, settings.enrolment.port),
+                    bind(settings.metrics.host, settings.metrics.port),
                 )
                 await _listen(settings, log, database, pepper, side, front, bound, signals)
         finally:
@@ -89,6 +98,8 @@ async def _listen(
     port: int = bound.workers.getsockname()[1]
     origin = settings.origin(port)
     enrolment_origin = None if bound.enrolment is None else settings.origin(bound.enrolment.getsockname()[1])
+    metrics_port = None if bound.metrics is None else bound.metrics.getsockname()[1]
+    metrics = None if bound.metrics is None else _metrics()
     stopping = trio.Event()
     artifacts, live = await trio.to_thread.run_sync(open_store, settings), LiveOutput(settings.storage.live)
     signing = Signing(settings.authority, log)
@@ -108,6 +119,7 @@ async def _listen(
         settings=settings,
         signing=signing,
         log=log,
+        counting=metrics,
     )
     operator = create_operator(
         database,
@@ -140,16 +152,35 @@ async def _listen(
                 )
             )
             await nursery.start(partial(serve, newcomers, bound.enrolment, tls=front), name="enrolment listener")
+        if bound.metrics is not None and metrics is not None:
+            from .metrics_app import create_metrics
+
+            page = create_metrics(database, metrics, policy=settings.runs.on_lease_expiry, stopping=stopping, log=log)
+            await nursery.start(partial(serve, page, bound.metrics, tls=None), name="metrics listener")
         further = [("revocation", INTERVAL_S, revocations.tick)]
-        nursery.start_soon(maintain, database, artifacts, settings, stopping, log, further)
+        nursery.start_soon(maintain, database, artifacts, settings, stopping, log, metrics or Uncounted(), further)
         log.info("control_plane_ready", port=port, origin=origin, enrolment=enrolment_origin or "")
         show_line_json(
-            {"event": "ready", "port": port, "origin": origin, "enrolment": enrolment_origin or "", "pid": os.getpid()}
+            {
+                "event": "ready",
+                "port": port,
+                "origin": origin,
+                "enrolment": enrolment_origin or "",
+                "metrics": metrics_port,
+                "pid": os.getpid(),
+            }
         )
         await _obey(signals, reload, log)
         ingress.draining = True
         stopping.set()
     settings.operator.socket.unlink(missing_ok=True)
+
+
+def _metrics() -> "Metrics":
+    """Only where somebody asks for them is their library loaded."""
+    from .metrics import Metrics
+
+    return Metrics()
 
 
 async def _obey(signals: AsyncIterator[int], reload: Callable[[], None], log: JsonLog) -> None:

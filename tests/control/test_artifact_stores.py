@@ -14,7 +14,8 @@ from qlworker.control.artifact_choice import open_store
 from qlworker.control.artifact_directory import ArtifactDirectory
 from qlworker.control.artifact_retention import sweep_logs
 from qlworker.control.artifact_store import ArtifactKey, ArtifactStore
-from qlworker.control.config import Artifacts, Bucket, Settings, load
+from qlworker.control.config import Artifacts, Bucket, Settings
+from qlworker.control.config_file import load
 from qlworker.domain.canonical import sha256_hex
 from qlworker.domain.errors import Misconfigured, Refused, Transient
 from tests.control.fixtures import LOG, Plane

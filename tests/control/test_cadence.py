@@ -7,6 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from qlworker.control.cadence import STOP_WAIT_S, keep_time
+from qlworker.control.counting import Uncounted
 
 
 class Recorder:
@@ -37,7 +38,7 @@ async def test_a_slow_tick_is_never_overlapped_by_the_next(autojump_clock: MockC
             stopping.set()
 
     start = trio.current_time()
-    await keep_time("slow", 5, tick, stopping=stopping, log=Recorder())
+    await keep_time("slow", 5, tick, stopping=stopping, log=Recorder(), counting=Uncounted())
     assert most == 1
     assert [moment - start for moment in begun] == [0, 12, 24]
 
@@ -50,7 +51,7 @@ async def test_a_pause_ends_at_once_when_the_server_stops(autojump_clock: MockCl
         return
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: keep_time("idle", 3600, tick, stopping=stopping, log=Recorder()))
+        nursery.start_soon(lambda: keep_time("idle", 3600, tick, stopping=stopping, log=Recorder(), counting=Uncounted()))
         await trio.sleep(1)
         stopping.set()
     assert trio.current_time() - start == 1
@@ -62,7 +63,9 @@ async def test_a_tick_that_hangs_holds_a_stop_up_for_a_bounded_time(autojump_clo
     stopping_at = 2
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: keep_time("hanging", 1, trio.sleep_forever, stopping=stopping, log=Recorder()))
+        nursery.start_soon(
+            lambda: keep_time("hanging", 1, trio.sleep_forever, stopping=stopping, log=Recorder(), counting=Uncounted())
+        )
         await trio.sleep(stopping_at)
         stopping.set()
     assert trio.current_time() - start == stopping_at + STOP_WAIT_S
@@ -78,6 +81,6 @@ async def test_a_tick_that_fails_is_told_by_its_kind_and_the_next_one_comes(auto
             return
         raise ValueError("a secret value")
 
-    await keep_time("failing", 5, tick, stopping=stopping, log=log)
+    await keep_time("failing", 5, tick, stopping=stopping, log=log, counting=Uncounted())
     await wait_all_tasks_blocked()
     assert log.errors == [{"event": "cadence_failed", "cadence": "failing", "error": "ValueError"}]

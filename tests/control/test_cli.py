@@ -10,7 +10,7 @@ import pytest
 
 from qlworker.config import load as load_worker_settings
 from qlworker.control.cli import main
-from qlworker.control.config import load
+from qlworker.control.config_file import load
 from qlworker.control.credentials import authenticate
 from qlworker.control.database import Database
 from qlworker.control.operator_api import StoredSecret

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from qlworker.control.config import CONFIG_VARIABLE, SYSTEM_CONFIG, Settings, default_config, load
+from qlworker.control.config import Settings
+from qlworker.control.config_file import CONFIG_VARIABLE, SYSTEM_CONFIG, default_config, load
 from qlworker.domain.errors import Misconfigured
 
 

@@ -22,6 +22,7 @@ from qlworker.control.worker_routes import ROUTES
 from qlworker.domain.canonical import credential_digest, from_b64u
 from qlworker.domain.document import Document
 from qlworker.domain.revision import Binding, SecretReference
+from qlworker.wire.certificate import CERTIFICATE_SCHEMA, CertificateRequest
 from qlworker.wire.completion import COMPLETION_SCHEMA, CompletionResponse, OutputRequest, OutputResponse, UploadResponse
 from qlworker.wire.offers import OfferRequest
 from qlworker.wire.secrets import SecretRequestV2
@@ -231,6 +232,7 @@ def test_no_worker_route_reaches_expiry() -> None:  # V92
         "artifacts",
         "completion",
         "output",
+        "certificate",
     }
 
 
@@ -388,6 +390,7 @@ def request_for(operation: str, held: Held) -> dict[str, Any]:
         "attestations": held.attestation(callback_sequence=0),
         "completion": held.completion(),
         "output": shown,
+        "certificate": CertificateRequest(schema=CERTIFICATE_SCHEMA, certificate_request="-----BEGIN CERTIFICATE REQUEST-----"),
     }
     return json.loads(documents[operation].to_json())
 

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TypeAlias
 
-from ..config import Settings, default_config, load
+from ..config import Settings
+from ..config_file import default_config, load
 from ..operator_client import Operator
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
