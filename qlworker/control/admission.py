@@ -17,7 +17,8 @@ from .tasks import Pinned
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wants a run, and why. `scheduled_for_ms` is the fire time a trigger stands for."""
+    """Who wants a run, and why. `scheduled_for_ms` is the fire time a trigger stands for; `is_held`: the run waits for another
+    one and is queued by `queue_held`."""
 
     trigger_type: Literal["manual", "schedule", "retry"]
     execution_origin: Literal["operator", "scheduler"]
@@ -28,10 +29,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     trigger_id: str | None = None
     scheduled_for_ms: int | None = None
     retry_of_run_id: str | None = None
+    is_held: bool = False
 
 
 def admit(tx: Transaction, pinned: Pinned, origin: Origin) -> Run:
-    """Queues a run of exactly this revision. The retry policy is the revision's own (R332 to R334)."""
+    """Makes a run of exactly this revision, queued unless it is held. The retry policy is the revision's own (R332 to R334)."""
     run = Run(
         id=new_id(tx.now_ms),
         project_id=pinned.project_id,
@@ -64,14 +66,23 @@ def admit(tx: Transaction, pinned: Pinned, origin: Origin) -> Run:
         payload={"taskRevision": run.task_revision, "priority": run.priority},
         dedupe_key=f"admission:{run.id}:created",
     )
+    return run if origin.is_held else _queue(tx, run, attempt.id, origin.actor_type, origin.actor_id)
+
+
+def queue_held(tx: Transaction, run: Run, attempt_id: str) -> Run:
+    """Queues a run that was held. The caller has its lock and has looked that nothing is left to wait for."""
+    return _queue(tx, run, attempt_id, "scheduler", run.triggered_by)
+
+
+def _queue(tx: Transaction, run: Run, attempt_id: str, actor_type: str, actor_id: str | None) -> Run:
     return advance_run(
         tx,
         run,
         "queued",
         "run.queued",
-        actor_type=origin.actor_type,
-        actor_id=origin.actor_id,
-        attempt_id=attempt.id,
+        actor_type=actor_type,
+        actor_id=actor_id,
+        attempt_id=attempt_id,
         dedupe_key=f"admission:{run.id}:queued",
         changes={"queued_at_ms": tx.now_ms},
     )

@@ -12,7 +12,7 @@ from typing import Final
 
 from .. import __version__
 from ..domain.errors import Corrupt, Misconfigured, OwnershipHeld, QlworkerError, Refused, Transient
-from .commands import recovery, runs, setup, tasks, upkeep, workers
+from .commands import recovery, runs, schedule, setup, tasks, upkeep, workers
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qlcontrol", description="The reference control plane of qlworker.")
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for group in (setup, workers, tasks, runs, recovery, upkeep):
+    for group in (setup, workers, tasks, schedule, runs, recovery, upkeep):
         group.register(subparsers)
     return parser
 

@@ -215,6 +215,22 @@ class MaintenanceTerms(_Section, frozen=True, kw_only=True):
         return LOST_RETRY[self.profile]
 
 
+class Schedule(_Section, frozen=True, kw_only=True):
+    """How triggers are fired: how often they are looked at, how many at a time, how long one is taken for, and how late a fire
+    time may be before it counts as missed (control-plane.md §19)."""
+
+    interval_s: float = 1
+    page: int = 16
+    lease_s: float = 30
+    grace_s: float = 30
+
+    def __post_init__(self) -> None:
+        _within("schedule.interval_s", self.interval_s, 0.25, 3_600, "seconds")
+        _within("schedule.page", self.page, 1, 256)
+        _within("schedule.lease_s", self.lease_s, 1, 60, "seconds")
+        _within("schedule.grace_s", self.grace_s, 0, 300, "seconds")
+
+
 class RecoveryTerms(_Section, frozen=True, kw_only=True):
     """Under `runs.on_lease_expiry = "evidence"`: how runs that nobody holds are looked after (control-plane.md §16)."""
 
@@ -272,6 +288,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     sessions: Sessions = Sessions()
     runs: Runs = Runs()
     maintenance: MaintenanceTerms = MaintenanceTerms()
+    schedule: Schedule = Schedule()
     recovery: RecoveryTerms = RecoveryTerms()
     limits: Limits = Limits()
     dialect: Dialect = Dialect()

@@ -4,6 +4,9 @@ Every replica does all of it; each step looks again under its run's lock, so tha
 control-plane.md §9.2, §10.6, §11.5, §16, §22 item 4; R321 to R323, R366 to R370.
 """
 
+import os
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -11,7 +14,9 @@ from typing import Final, TypeVar
 import msgspec
 import trio
 from sqlalchemy import delete, insert, select
+from sqlalchemy.exc import SQLAlchemyError
 
+from ..domain.errors import QlworkerError
 from . import audit, deliveries
 from .artifact_retention import sweep_logs
 from .artifact_store import ArtifactStore
@@ -20,6 +25,7 @@ from .config import Settings
 from .counting import Counting
 from .database import Database, Transaction
 from .logs import Log
+from .schedule.firing import Firing, fire, held_runs, release, take_due
 from .schema import scan_cursors
 from .services.convergence_scan import StopCursor, scan_stops
 from .services.expiry_scan import ExpiryCursor, scan_expired
@@ -46,6 +52,7 @@ class Maintenance:
         self._store = store
         self._settings = settings
         self._log = log
+        self._name = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(8)}"
         self._stops_after: StopCursor | None = None
 
     def rhythms(self) -> list[Rhythm]:
@@ -55,6 +62,7 @@ class Maintenance:
             ("lease_expiry", terms.expiry_interval_s, self.expire),
             ("lost_retry", terms.lost_retry.interval_s, self.retry),
             ("cancellation", terms.cancellation_interval_s, self.converge),
+            ("schedule", self._settings.schedule.interval_s, self.fire),
             ("artifact_retention", RETENTION_INTERVAL_S, self.sweep_logs),
             ("audit_retention", RETENTION_INTERVAL_S, self.sweep_audit),
             ("credential_delivery", DELIVERY_INTERVAL_S, self.end_replaced_credentials),
@@ -111,6 +119,24 @@ class Maintenance:
                 self._log.info("recovery_lost", attempt=attempt_id, reason=verdict.reason)
         for attempt_id, reason in scan.failures.items():
             self._log.error("recovery_stuck", attempt=attempt_id, reason=reason)
+
+    async def fire(self) -> None:
+        """Fires one page of triggers that are due, and queues runs whose forerunner is over."""
+        terms = self._settings.schedule
+        firing = Firing(
+            owner=self._name, page=terms.page, lease_ms=round(terms.lease_s * 1000), grace_ms=round(terms.grace_s * 1000)
+        )
+        for taken in await self._database.run(take_due, firing):
+            try:
+                outcome = await self._database.run(fire, taken, firing)
+            except (QlworkerError, SQLAlchemyError) as error:
+                # Its lease runs out and it is tried again; the others must not wait for it.
+                self._log.error("trigger_stuck", trigger=taken.trigger_id, error=type(error).__name__)
+                continue
+            self._log.info("trigger_fired", trigger=taken.trigger_id, outcome=outcome.value)
+        for run_id in await self._database.run(held_runs, terms.page):
+            if await self._database.run(release, run_id):
+                self._log.info("held_run_queued", run=run_id)
 
     async def sweep_logs(self) -> None:
         """Removes one page of logs whose time is over."""

@@ -19,6 +19,7 @@ from starlette.types import Send
 
 from .. import __version__
 from ..domain.errors import Conflict, QlworkerError
+from ..domain.text import check_text
 from . import audit, credentials, deliveries, recovery_view, runs, tasks, worker_desk
 from .artifact_store import ArtifactStore
 from .database import Database
@@ -38,9 +39,11 @@ from .operator_api import (
     Status,
     StoredSecret,
 )
-from .operator_operations import OPERATIONS
+from .operator_operations import OPERATIONS, ApplyTasks
 from .revocation import Revocations
 from .run_log import RunLog
+from .schedule import triggers
+from .schedule.plan import PlanOnly, apply, put_task
 from .secret_store import SecretStore
 from .secret_writer import put_secret
 from .services.recovery import vouch_stopped
@@ -125,7 +128,21 @@ class _Operator:
     async def put_task(self, request: Request) -> Any:
         definition = await _decoded(request, TaskDefinition)
         await trio.to_thread.run_sync(require_secrets, SecretStore(self._secrets), definition)
-        return await self._database.run(tasks.publish, definition)
+        return await self._database.run(put_task, definition)
+
+    async def apply_tasks(self, request: Request) -> Any:
+        wanted = await _decoded(request, ApplyTasks)
+        check_text(wanted.source, "source", minimum=1, maximum=256)
+        store = SecretStore(self._secrets)
+        for definition in wanted.tasks:
+            await trio.to_thread.run_sync(require_secrets, store, definition)
+        try:
+            return await self._database.run(apply, wanted.tasks, wanted.source, is_plan=wanted.is_plan)
+        except PlanOnly as plan:
+            return plan.applied
+
+    async def list_triggers(self, request: Request) -> Any:
+        return await self._database.run(triggers.listed, _number(request, "limit", 1000))
 
     async def list_tasks(self, request: Request) -> Any:
         return await self._database.run(tasks.tasks, _number(request, "limit", 1000))

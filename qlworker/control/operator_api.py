@@ -246,6 +246,48 @@ class Published(msgspec.Struct, frozen=True):
     created: bool
 
 
+class TriggerChange(msgspec.Struct, frozen=True):
+    """What became of one trigger of a task."""
+
+    name: str
+    change: Literal["new", "changed", "unchanged", "removed"]
+
+
+class TaskChange(msgspec.Struct, frozen=True):
+    """What became of one task. `revision` is 0 for one that is not in the files any more."""
+
+    project: str
+    id: str
+    revision: int
+    change: Literal["new", "changed", "unchanged"]
+    triggers: list[TriggerChange]
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What applying a directory did, or would do, in order."""
+
+    tasks: list[TaskChange]
+
+
+class TriggerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger and what it did last."""
+
+    project: str
+    task: str
+    name: str
+    revision: int
+    cron: str
+    timezone: str
+    misfire: str
+    if_running: str
+    enabled: bool
+    source: str | None
+    next_fire_at_ms: int | None
+    last_fire_at_ms: int | None
+    last_run_id: str | None
+    last_outcome: str | None
+
+
 class TaskView(msgspec.Struct, frozen=True):
     """One revision in full; secrets stand in it as references only."""
 

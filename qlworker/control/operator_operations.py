@@ -6,6 +6,7 @@ import msgspec
 
 from .operator_api import (
     AddWorker,
+    Applied,
     AuditView,
     Cancelled,
     EventView,
@@ -25,9 +26,20 @@ from .operator_api import (
     Status,
     StoredSecret,
     TaskView,
+    TriggerView,
     WorkerView,
 )
 from .task_file import TaskDefinition
+
+
+class ApplyTasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Publish all these tasks with their triggers, or only tell what that would do. Triggers that came from `source` before and
+    whose task is missing here are removed."""
+
+    source: str
+    tasks: list[TaskDefinition]
+    is_plan: bool = False
+
 
 BYTES: Final = bytes
 """The type of a body or an answer that is no JSON."""
@@ -73,6 +85,15 @@ OPERATIONS: Final = (
     ),
     Operation("revoke_worker", "POST", "/workers/revoke", "End all that makes a box this worker", Revoked, RevokeWorker),
     Operation("put_task", "PUT", "/tasks", "Publish a task; the same content again changes nothing", Published, TaskDefinition),
+    Operation("apply_tasks", "POST", "/apply", "Publish a directory of tasks, all or none, or plan it", Applied, ApplyTasks),
+    Operation(
+        "list_triggers",
+        "GET",
+        "/triggers",
+        "When tasks run by themselves",
+        list[TriggerView],
+        query=(Query("limit", "integer", "at most so many, 1000 unless told"),),
+    ),
     Operation(
         "list_tasks",
         "GET",
@@ -87,6 +108,7 @@ OPERATIONS: Final = (
         "/task",
         "One revision of a task in full",
         TaskView,
+        TriggerView,
         query=(
             Query("project", "string", "the project's name", is_required=True),
             Query("id", "string", "the task's id", is_required=True),

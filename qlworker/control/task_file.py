@@ -5,7 +5,7 @@ Every bound of a revision is checked when the file is read, before anything is s
 
 import re
 import tomllib
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -25,12 +25,15 @@ from ..domain.revision import (
     ShellCommand,
     task_revision,
 )
-from ..domain.text import INT31, check_dispatch_id, check_integer, check_worker_id
+from ..domain.text import INT31, SAFE_INTEGER, check_dispatch_id, check_integer, check_worker_id
 from .retry_policy import RetryTerms
+from .schedule.cron import check_cron, check_zone
 
 TASK_FILE_BYTES: Final = 256 * 1024
+TRIGGERS: Final = 16
 
 _SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:+-]{0,127}\Z")
+_TRIGGER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _UNPUBLISHED: Final = "0" * 64
 
 
@@ -78,6 +81,26 @@ class Where(_Table, frozen=True, kw_only=True):
     preferred: list[Preferred] | None = None
 
 
+class TriggerDefinition(_Table, frozen=True, kw_only=True):
+    """When the task runs by itself: a cron line in a time zone. `misfire` is what becomes of a time that nobody was there for,
+    `if_running` of one that comes while an earlier run of this trigger is not over."""
+
+    name: str
+    cron: str
+    timezone: str = "UTC"
+    misfire: Literal["skip", "run_once"] = "skip"
+    if_running: Literal["skip", "queue", "allow", "kill"] = "skip"
+    enabled: bool = True
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if not _TRIGGER_NAME.match(self.name):
+            raise ValueError("a trigger's name must be 1 to 64 of [A-Za-z0-9._-], starting with a letter or digit")
+        check_cron(self.cron)
+        check_zone(self.timezone)
+        check_integer(self.priority, "a trigger's priority", -SAFE_INTEGER, SAFE_INTEGER)
+
+
 class TaskDefinition(_Table, frozen=True, kw_only=True):
     """The content of a task file. `revision` pins a number, `timeout_s` is 0.001 s to 365 days, `worker` names the only one
     that may run it."""
@@ -92,6 +115,7 @@ class TaskDefinition(_Table, frozen=True, kw_only=True):
     worker: str | None = None
     retry: RetryTerms | None = None
     revision: int | None = None
+    triggers: list[TriggerDefinition] = []
 
     def __post_init__(self) -> None:
         check_dispatch_id(self.project, "project")
@@ -102,12 +126,15 @@ class TaskDefinition(_Table, frozen=True, kw_only=True):
             raise ValueError(f"timeout_s is {self.timeout_s:g}, it must be 0.001 to {TIMEOUT_MS // 1000} seconds")
         if self.revision is not None:
             check_integer(self.revision, "revision", 1, INT31)
+        if len(self.triggers) > TRIGGERS or len({each.name for each in self.triggers}) != len(self.triggers):
+            raise ValueError(f"a task has at most {TRIGGERS} triggers, each with a name of its own")
         self.execution()  # every bound of a revision, before anything is sent or stored
 
     def execution(self, number: int = 1, created_at_ms: int = 0) -> ExecutionRevision:
         """This definition as the canonical revision `number`. Raises ValueError for what a revision may not hold."""
         content = msgspec.to_builtins(self)
-        content.pop("revision", None)  # the same content under another number is the same content
+        for name in ("revision", "triggers"):  # neither the number nor when it runs is part of what it does
+            content.pop(name, None)
         source = sha256_hex(js_json(content))
         return ExecutionRevision(
             project_id=self.project,
@@ -170,6 +197,28 @@ def parse_task(data: bytes, name: str) -> TaskDefinition:
         raise Misconfigured(f"cannot use {name}: it is not TOML: {error}") from error
     except ValueError as error:
         raise Misconfigured(f"cannot use {name}: {error}") from error
+
+
+def task_text(definition: TaskDefinition, notes: list[str]) -> str:
+    """The definition as a task file, with `notes` as comments above it."""
+    content = msgspec.to_builtins(definition)
+    triggers = content.pop("triggers", [])
+    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+    lines = [f"# {note}" for note in notes]
+    lines += [f"{name} = {_toml(value)}" for name, value in content.items() if name not in tables]
+    headed = [(f"[{name}]", table) for name, table in tables.items()] + [("[[triggers]]", each) for each in triggers]
+    for header, table in headed:
+        lines += ["", header, *(f"{name} = {_toml(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value of a task file. JSON's texts, numbers and lists are TOML's too, but for DEL, which TOML wants escaped."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(name)} = {_toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 def _command(command: Command) -> ArgvCommand | ShellCommand:

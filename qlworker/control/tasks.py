@@ -38,7 +38,7 @@ def publish(tx: Transaction, definition: TaskDefinition) -> Published:
     """
     tx.lock("task", definition.project)
     newest = _newest(tx, definition.project, definition.id)
-    latest = 0 if newest is None else int(newest.source_revision)
+    latest = newest_revision(tx, definition.project, definition.id)
     number = definition.revision
     if number is None:
         same = newest is not None and newest.content_digest == definition.execution(latest).content_digest
@@ -74,6 +74,12 @@ def publish(tx: Transaction, definition: TaskDefinition) -> Published:
         )
     )
     return _published(_numbered(tx, definition.project, definition.id, number), created=True)
+
+
+def newest_revision(tx: Transaction, project: str, task_id: str) -> int:
+    """The number of a task's newest revision, 0 where there is none."""
+    newest = _newest(tx, project, task_id)
+    return 0 if newest is None else int(newest.source_revision)
 
 
 def pinned(

@@ -61,6 +61,7 @@ def test_every_commented_key_of_the_example_is_a_key() -> None:
     text = EXAMPLE.read_text()
     keys = ("# revision", "# arch", "# runtimes", "# labels", "# features", "# min_", "# gpu", "# protocol", "# [[", "# weight")
     keys += ("# worker", "# [retry", "# max_attempts", "# safety", "# backoff")
+    keys += ("# name", "# cron", "# timezone", "# misfire", "# if_running")
     lines = [line.removeprefix("# ") if line.startswith(keys) else line for line in text.splitlines()]
 
     definition = parsed("\n".join(lines))
@@ -70,6 +71,7 @@ def test_every_commented_key_of_the_example_is_a_key() -> None:
     assert definition.retry is not None
     assert definition.placement is not None
     assert definition.placement.preferred is not None
+    assert [each.name for each in definition.triggers] == ["nightly"]
 
 
 def test_a_program_keeps_its_empty_arguments(database: Database) -> None:
