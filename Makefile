@@ -11,7 +11,7 @@ READY = $(VENV)/.ready
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-idle test crash compiled lint lock clean
+.PHONY: help demo demo-idle test crash bench-fleet compiled lint lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -3
@@ -33,6 +33,12 @@ N ?= 30
 SEED ?=
 crash: compiled
 	@$(BIN)/python -m tests.crash --rounds $(N) $(if $(SEED),--seed $(SEED))
+
+# A simulated fleet against one replica on SQLite and two on PostgreSQL: about six minutes. SIZES="10 100" SECONDS_EACH=8 for less.
+SIZES ?=
+SECONDS_EACH ?= 20
+bench-fleet: compiled
+	@SECONDS_EACH=$(SECONDS_EACH) $(BIN)/python bench/fleet.py $(SIZES)
 
 # Programs are started hundreds of times: without bytecode each start would compile everything anew where writing it is off.
 compiled: $(READY)

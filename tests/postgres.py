@@ -113,7 +113,10 @@ class Postgres:
     def new_database(self) -> str:
         """The URL of a new, empty database."""
         self._databases += 1
-        name = f"test_{self._databases}"
+        return self.create(f"test_{self._databases}")
+
+    def create(self, name: str) -> str:
+        """The URL of a new, empty database of that name."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
         return self.url(name)

@@ -1,14 +1,23 @@
 """Which certificates workers have: remembered when they are signed, so that they can be revoked (control-plane.md §15.3)."""
 
+import re
+from typing import Final
+
 from sqlalchemy import func, insert, select, update
 
 from .database import Transaction
 from .schema import worker_certificates
 
+_SERIAL: Final = re.compile(r"[1-9a-f][0-9a-f]{0,39}\Z")
+
 
 def remember(tx: Transaction, worker_id: str, serial: str, not_after_ms: int) -> None:
-    """Notes a signed certificate; `serial` is lower-case hexadecimal. Before it is handed over: an unknown one could not be
-    revoked."""
+    """Notes a signed certificate. Before it is handed over: an unknown one could not be revoked.
+
+    Raises ValueError for a serial number that no certificate has: it would spoil every revocation list.
+    """
+    if not _SERIAL.match(serial):
+        raise ValueError("serial must be a certificate's serial number: 1 to 40 of [0-9a-f], the first one not 0")
     tx.write(
         insert(worker_certificates).values(
             serial=serial, worker_id=worker_id, not_after_ms=not_after_ms, created_at_ms=tx.now_ms
