@@ -114,7 +114,7 @@ async def main(settings: Settings, log: Log) -> int:
 
 
 def assemble(settings: Settings, log: Log) -> Parts:
-    """Builds everything; touches no network and writes nothing but a missing installation id."""
+    """Builds everything; touches no network and makes nothing but a missing installation id and directory of receipts."""
     host_id = _host_id(settings.state.directory)
     place = process_table.read_place(host_id)
     clock = SystemClock(place.boot_id)

@@ -204,6 +204,7 @@ def test_a_full_disk_leaves_the_old_content_and_no_temporary(tmp_path: Path) -> 
         durable.replace(tmp_path / "a", b"small", temporaries=tmp_path)
 
 
+@pytest.mark.req("R537")
 def test_a_disk_without_inodes_leaves_everything_as_it_was(tmp_path: Path) -> None:
     with small_disk(tmp_path, size="256k", inodes=4):
         for name in ("a", "b"):

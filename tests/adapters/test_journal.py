@@ -668,6 +668,7 @@ async def test_what_a_crash_left_unpublished_is_removed_when_the_journal_is_open
     assert contents(root) == before
 
 
+@pytest.mark.req("R536")
 async def test_a_full_disk_refuses_new_records_and_keeps_the_others(root: Path) -> None:
     root.mkdir(0o700)
     with small_disk(root, size="64k"):

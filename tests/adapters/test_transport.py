@@ -246,6 +246,7 @@ async def test_a_server_that_trusts_another_ca_gets_no_exchange(files: pki.Files
     assert server.seen == []
 
 
+@pytest.mark.req("R504")
 async def test_a_server_of_another_ca_is_not_told_anything(files: pki.Files) -> None:
     async with tls_server(pki.server_context("other CA", client_ca="test CA")) as server:
         link = make_link(server, files)
@@ -254,6 +255,7 @@ async def test_a_server_of_another_ca_is_not_told_anything(files: pki.Files) -> 
     assert server.seen == [] and server.handshakes == 0
 
 
+@pytest.mark.req("R504")
 async def test_a_server_with_another_name_is_not_told_anything(files: pki.Files) -> None:
     async with tls_server(pki.server_context(identity=pki.server_identity(names=("elsewhere.lan",)))) as server:
         link = make_link(server, files)

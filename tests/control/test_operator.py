@@ -26,7 +26,7 @@ from qlworker.control.pki import new_authority
 from qlworker.control.revocation import Revocations
 from qlworker.control.run_log import RunLog
 from qlworker.control.schema import artifacts as artifact_rows
-from qlworker.control.schema import worker_sessions
+from qlworker.control.schema import metadata, worker_sessions
 from qlworker.control.secret_store import SecretStore
 from qlworker.control.signing import Signing
 from qlworker.control.task_file import parse_task
@@ -162,6 +162,7 @@ async def test_only_the_answer_that_issues_a_token_holds_it(world: World) -> Non
     assert kept == []
 
 
+@pytest.mark.req("R330")
 @pytest.mark.parametrize(
     ("status", "expires_at_ms", "shown"),
     [
@@ -222,6 +223,9 @@ async def test_a_task_is_published_shown_and_run(world: World) -> None:
         ("POST", "/runs", {"project": "home", "task": "job", "color": 1}, 400),
         ("POST", "/runs", {"project": "home", "task": "job", "priority": "high"}, 400),
         ("POST", "/runs", {"project": "home", "task": "absent"}, 409),
+        ("POST", "/runs", {"project": "home", "task": "job", "retry": {"max_attempts": 2, "safety": "idempotent"}}, 400),
+        ("POST", "/workers", ADD | {"serial": "0"}, 400),
+        ("POST", "/workers", ADD | {"serial": "not hexadecimal"}, 400),
         ("PUT", "/tasks", TASK | {"command": {}}, 400),
         ("PUT", "/tasks", TASK | {"retries": 3}, 400),
         ("GET", "/task?project=home", None, 400),
@@ -248,10 +252,15 @@ async def test_a_task_is_published_shown_and_run(world: World) -> None:
 async def test_a_bad_request_is_refused_with_its_reason(
     world: World, method: str, path: str, body: object, status: int
 ) -> None:
-    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    def counts() -> list[int]:
+        with world.database.transaction() as tx:
+            return [len(tx.rows(table.select())) for table in metadata.sorted_tables]
+
+    content, before = body if isinstance(body, bytes) else msgspec.json.encode(body), counts()
     response = await world.client.request(method, path, content=content)
 
     assert response.status_code == status
+    assert counts() == before
     if status in {400, 409}:
         assert response.json()["error"]
         assert "x" * 100 not in response.text

@@ -112,6 +112,7 @@ def test_plain_http_is_refused(server: ControlPlane) -> None:
     assert b"HTTP" not in answer
 
 
+@pytest.mark.req("R503")
 def test_the_operators_commands_are_not_on_the_network(server: ControlPlane, tmp_path: Path) -> None:
     context = client(server, tmp_path, authority(server))
 

@@ -190,6 +190,7 @@ def test_a_completion_needs_its_log(plane: Plane) -> None:  # V85
     assert plane.snapshot() == before
 
 
+@pytest.mark.req("R515")
 @pytest.mark.parametrize("name", ["log length", "log digest", "log truncation"])
 def test_a_completion_needs_exactly_the_stored_log(plane: Plane, held: Held, name: str) -> None:  # V85
     before = plane.snapshot()
@@ -198,6 +199,7 @@ def test_a_completion_needs_exactly_the_stored_log(plane: Plane, held: Held, nam
     assert plane.snapshot() == before
 
 
+@pytest.mark.req("R515")
 def test_a_log_that_was_damaged_in_the_store_completes_nothing(plane: Plane, held: Held) -> None:  # V85
     for file in plane.directory.glob("artifacts/*/*"):
         file.write_bytes(LOG[::-1])

@@ -91,7 +91,7 @@ class Evidence:
         return EvidenceReconciler(self, self, self, authenticator, **terms)
 
 
-@pytest.mark.req("R179", "R196", "R217")
+@pytest.mark.req("R179", "R196", "R217", "R531")
 async def test_a_trusted_receipt_is_the_first_and_the_only_thing_asked() -> None:
     world = Evidence(receipt(exit_code=3))
     seen = await world.reconciler().reconcile(started(), NO_AUTHORITY)

@@ -296,7 +296,7 @@ async def test_a_wall_clock_that_jumps_ahead_deletes_nothing_and_what_is_unsent_
         assert world.receipt_files()
 
 
-@pytest.mark.req("R260")
+@pytest.mark.req("R260", "R518")
 async def test_the_position_is_written_with_the_removals_and_never_by_an_idle_worker(world: World) -> None:
     world.control.enqueue(make_revision())
     async with world.worker(retention_ms=120_000) as worker:

@@ -40,6 +40,7 @@ def test_a_run_is_carried_out_and_reported_with_its_log_code_and_history(box: Bo
     ]
 
 
+@pytest.mark.req("R529")
 def test_public_empty_and_secret_values_reach_the_command_and_nothing_else_does(box: Box, worker) -> None:
     box.world.put_secret("password", "s3cret value")
     run_id = box.run(

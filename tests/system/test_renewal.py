@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from qlworker.adapters.identity_file import read_validity
 from qlworker.control.pki import Identity
 from tests.pki import dated_identity
@@ -25,5 +27,26 @@ def test_a_running_worker_replaces_its_certificate_before_it_ends_and_goes_on(bo
         assert (detail.run.status, output) == ("succeeded", b"after the exchange\n")
         assert ending.key not in identity.read_bytes()
         assert not worker.has_event("certificate_not_renewed")
+    finally:
+        worker.stop()
+
+
+@pytest.mark.req("R507")
+def test_a_running_worker_takes_a_rotated_token_without_a_lost_heartbeat(box: Box) -> None:
+    worker = box.start()
+    try:
+        box.finish(box.run("true"))
+        former = (box.directory / "kit/token").read_text()
+
+        box.world.control(
+            "worker", "rotate", box.name, "--out", str(box.directory / "kit"), "--config", str(box.world.settings)
+        )
+        worker.wait_event("credential_swapped")
+        detail, _ = box.finish(box.run("true"))
+
+        assert (box.directory / "kit/token").read_text() != former
+        assert detail.run.status == "succeeded"
+        for trouble in ("session_access_suspended", "session_fenced", "session_expired", "control_plane_unreachable"):
+            assert not worker.has_event(trouble)
     finally:
         worker.stop()
