@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import insert, select, update
+from sqlalchemy import bindparam, select
 
 from ..domain.canonical import js_json
 from ..domain.errors import Conflict
@@ -37,6 +37,11 @@ ATTEMPT_TRANSITIONS: Final[Mapping[str, frozenset[str]]] = {
     "running": frozenset({"succeeded", "failed", "cancelled", "timed_out", "lost"}),
 }
 """What may follow what (§2.2). Everything that is not a key is terminal and immutable."""
+
+
+_NEWEST: Final = (
+    select(run_attempts).where(run_attempts.c.run_id == bindparam("run_id")).order_by(run_attempts.c.attempt.desc()).limit(1)
+)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,31 +110,30 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_run(tx: Transaction, run_id: str) -> Run | None:
     """The run, or None."""
-    row = tx.row(select(runs).where(runs.c.id == run_id))
+    row = tx.find(runs, id=run_id)
     return None if row is None else Run(**row._mapping)
 
 
 def load_attempt(tx: Transaction, attempt_id: str) -> Attempt | None:
     """The attempt, or None."""
-    row = tx.row(select(run_attempts).where(run_attempts.c.id == attempt_id))
+    row = tx.find(run_attempts, id=attempt_id)
     return None if row is None else Attempt(**row._mapping)
 
 
 def latest_attempt(tx: Transaction, run_id: str) -> Attempt | None:
     """The attempt with the highest number, or None."""
-    newest = run_attempts.c.attempt.desc()
-    row = tx.row(select(run_attempts).where(run_attempts.c.run_id == run_id).order_by(newest).limit(1))
+    row = tx.row(_NEWEST, {"run_id": run_id})
     return None if row is None else Attempt(**row._mapping)
 
 
 def insert_run(tx: Transaction, run: Run) -> None:
     """Stores a new run."""
-    tx.write(insert(runs).values(msgspec.structs.asdict(run)))
+    tx.add(runs, msgspec.structs.asdict(run))
 
 
 def insert_attempt(tx: Transaction, attempt: Attempt) -> None:
     """Stores a new attempt."""
-    tx.write(insert(run_attempts).values(msgspec.structs.asdict(attempt)))
+    tx.add(run_attempts, msgspec.structs.asdict(attempt))
 
 
 def append_event(
@@ -150,24 +154,22 @@ def append_event(
     stored run is at another version. A dedupe key used before aborts the transaction.
     """
     after = msgspec.structs.replace(run, version=run.version + 1, event_sequence=run.event_sequence + 1, **(changes or {}))
-    tx.write_one(
-        update(runs)
-        .where(runs.c.id == run.id, runs.c.version == run.version)
-        .values(version=after.version, event_sequence=after.event_sequence, **(changes or {}))
-    )
-    tx.write(
-        insert(run_events).values(
-            id=new_id(tx.now_ms),
-            run_id=run.id,
-            sequence=after.event_sequence,
-            type=event_type,
-            dedupe_key=dedupe_key,
-            actor_type=actor_type,
-            actor_id=actor_id,
-            attempt_id=attempt_id,
-            payload=js_json(payload or {}).decode(),
-            created_at_ms=tx.now_ms,
-        )
+    values = {"version": after.version, "event_sequence": after.event_sequence, **(changes or {})}
+    tx.change(runs, {"id": run.id, "version": run.version}, values)
+    tx.add(
+        run_events,
+        {
+            "id": new_id(tx.now_ms),
+            "run_id": run.id,
+            "sequence": after.event_sequence,
+            "type": event_type,
+            "dedupe_key": dedupe_key,
+            "actor_type": actor_type,
+            "actor_id": actor_id,
+            "attempt_id": attempt_id,
+            "payload": js_json(payload or {}).decode(),
+            "created_at_ms": tx.now_ms,
+        },
     )
     return after
 
@@ -217,13 +219,6 @@ def project_lease(tx: Transaction, attempt: Attempt, changes: Mapping[str, Any])
 
 
 def _store(tx: Transaction, attempt: Attempt, changes: Mapping[str, Any]) -> Attempt:
-    tx.write_one(
-        update(run_attempts)
-        .where(
-            run_attempts.c.id == attempt.id,
-            run_attempts.c.status == attempt.status,
-            run_attempts.c.callback_sequence == attempt.callback_sequence,
-        )
-        .values(**changes)
-    )
+    present = {"id": attempt.id, "status": attempt.status, "callback_sequence": attempt.callback_sequence}
+    tx.change(run_attempts, present, changes)
     return msgspec.structs.replace(attempt, **changes)

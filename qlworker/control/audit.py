@@ -3,7 +3,7 @@
 import uuid
 from typing import Final, Literal
 
-from sqlalchemy import delete, insert, select, tuple_
+from sqlalchemy import delete, select, tuple_
 
 from .database import Transaction
 from .ids import new_id
@@ -27,17 +27,18 @@ def note(
     request_id: str | None = None,
 ) -> None:
     """Writes one row. `operation`, `outcome` and `reasons` are words of this program, at most 64, 64 and 512 characters."""
-    tx.write(
-        insert(security_audit).values(
-            event_id=new_id(tx.now_ms),
-            request_id=request_id or str(uuid.uuid4()),
-            operation_id=operation,
-            subject=subject,
-            authentication_id=authentication_id,
-            outcome=outcome,
-            reasons=reasons,
-            occurred_at_ms=tx.now_ms,
-        )
+    tx.add(
+        security_audit,
+        {
+            "event_id": new_id(tx.now_ms),
+            "request_id": request_id or str(uuid.uuid4()),
+            "operation_id": operation,
+            "subject": subject,
+            "authentication_id": authentication_id,
+            "outcome": outcome,
+            "reasons": reasons,
+            "occurred_at_ms": tx.now_ms,
+        },
     )
 
 

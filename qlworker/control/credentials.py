@@ -11,7 +11,7 @@ import uuid
 from typing import Final, Literal
 
 import msgspec
-from sqlalchemy import func, insert, select
+from sqlalchemy import bindparam, func, insert, select
 
 from ..domain.canonical import b64u, credential_digest, from_b64u
 from ..domain.errors import Conflict
@@ -28,6 +28,15 @@ HEADER_CHARS: Final = 256
 
 _NO_DIGEST: Final = "0" * 64
 _UNKNOWN: Final = "unknown"
+
+
+_PRESENTED: Final = (
+    select(worker_credentials, credential_deliveries.c.state.label("delivery"))
+    .outerjoin(credential_deliveries, credential_deliveries.c.credential_id == worker_credentials.c.credential_id)
+    .where(worker_credentials.c.credential_id == bindparam("credential_id"))
+    .order_by(worker_credentials.c.version.desc())
+    .limit(1)
+)
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -182,15 +191,7 @@ def authenticate(tx: Transaction, pepper: bytes, authorization: str | None) -> P
     if parsed is None:
         return None
     credential_id, secret = parsed
-    table = worker_credentials
-    delivery = credential_deliveries
-    row = tx.row(
-        select(table, delivery.c.state.label("delivery"))
-        .outerjoin(delivery, delivery.c.credential_id == table.c.credential_id)
-        .where(table.c.credential_id == credential_id)
-        .order_by(table.c.version.desc())
-        .limit(1)
-    )
+    row = tx.row(_PRESENTED, {"credential_id": credential_id})
     presented = credential_digest(pepper, credential_id if row is not None else _UNKNOWN, secret)
     matches = hmac.compare_digest(presented, _NO_DIGEST if row is None else row.secret_digest)
     if row is None or not matches:

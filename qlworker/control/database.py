@@ -7,13 +7,13 @@ Source: control-plane.md §17.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import trio
-from sqlalchemy import Connection, Executable, Row, text
+from sqlalchemy import Connection, Executable, Row, Table, text
 from sqlalchemy.exc import DBAPIError
 
 from ..domain.errors import Conflict
@@ -22,11 +22,15 @@ from .engine import is_worth_another_try, lock_file, parse_url, postgresql_engin
 from .gathering import Gathering, Job, Result
 from .locks import Kind, LockOrder, advisory_key
 from .schema import metadata
+from .statements import changed_to, insert_into, looked_up, select_by, update_by
 
 WAITS_S: Final = (0.001, 0.002, 0.004, 0.008)
 """Between the tries of a transaction that the database gave up for another one's sake (control-plane.md §17)."""
 
 DATABASE_TIME: Final = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)")
+
+WAIT_FOR_LOCK: Final = text("SELECT pg_advisory_xact_lock(:key)")
+TRY_LOCK: Final = text("SELECT pg_try_advisory_xact_lock(:key)")
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -59,35 +63,46 @@ class Transaction:
             return
         self._locks.require(kind, key)
         if self._is_shared:
-            self._connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": advisory_key(kind, key)})
+            self._connection.execute(WAIT_FOR_LOCK, {"key": advisory_key(kind, key)})
         self._locks.note(kind, key)
 
     def try_lock(self, kind: Kind, key: str) -> bool:
         """Takes the lock if it is free. Does not wait, so any order will do."""
-        if self._is_shared and not self._locks.is_held(kind, key):
-            statement = text("SELECT pg_try_advisory_xact_lock(:key)")
-            if not self._connection.execute(statement, {"key": advisory_key(kind, key)}).scalar_one():
-                return False
+        must_ask = self._is_shared and not self._locks.is_held(kind, key)
+        if must_ask and not self._connection.execute(TRY_LOCK, {"key": advisory_key(kind, key)}).scalar_one():
+            return False
         self._locks.note(kind, key)
         return True
 
-    def row(self, statement: Executable) -> Row[Any] | None:
+    def find(self, table: Table, **where: Any) -> Row[Any] | None:
+        """The first row of `table` whose columns have these values, or None."""
+        return self.row(select_by(table, tuple(where)), looked_up(where))
+
+    def row(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> Row[Any] | None:
         """The first row of `statement`, or None."""
-        return self._connection.execute(statement).first()
+        return self._connection.execute(statement, parameters).first()
 
-    def rows(self, statement: Executable) -> list[Row[Any]]:
+    def rows(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> list[Row[Any]]:
         """All rows of `statement`."""
-        return list(self._connection.execute(statement))
+        return list(self._connection.execute(statement, parameters))
 
-    def write(self, statement: Executable) -> int:
+    def add(self, table: Table, values: Mapping[str, Any]) -> None:
+        """A new row."""
+        self.write(insert_into(table), values)
+
+    def change(self, table: Table, where: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """A compare-and-set: new `values` for the one row whose columns are still as `where` says. Raises as `write_one`."""
+        self.write_one(update_by(table, tuple(where), tuple(values)), looked_up(where) | changed_to(values))
+
+    def write(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> int:
         """Executes a writing `statement` and tells how many rows it changed."""
         if self._on_write is not None:
             self._on_write(statement)
-        return self._connection.execute(statement).rowcount
+        return self._connection.execute(statement, parameters).rowcount
 
-    def write_one(self, statement: Executable) -> None:
+    def write_one(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> None:
         """Executes a compare-and-set. Raises Conflict unless exactly one row changed; the caller's transaction ends then."""
-        if self.write(statement) != 1:
+        if self.write(statement, parameters) != 1:
             raise Conflict("the stored row changed in the meantime")
 
 

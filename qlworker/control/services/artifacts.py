@@ -1,7 +1,5 @@
 """Log upload: authority before the content is read, write-once afterwards (control-plane.md §14, wire-protocol.md §8.2)."""
 
-from sqlalchemy import insert, select
-
 from ...domain.canonical import log_artifact_id
 from ...domain.errors import Fenced, Transient
 from ...wire.completion import UPLOAD_SCHEMA, Artifact, OutputRequest, UploadHeader, UploadResponse
@@ -40,7 +38,7 @@ def artifact_key(request: UploadHeader) -> ArtifactKey:
 
 def load_artifact(tx: Transaction, attempt_id: str, log_id: str) -> Artifact | None:
     """What is stored under this log id, or None."""
-    row = tx.row(select(artifacts).where(artifacts.c.attempt_id == attempt_id, artifacts.c.log_artifact_id == log_id))
+    row = tx.find(artifacts, attempt_id=attempt_id, log_artifact_id=log_id)
     if row is None:
         return None
     return Artifact(log_artifact_id=log_id, byte_length=row.byte_length, sha256=row.sha256, truncated=row.truncated)
@@ -63,17 +61,18 @@ def record(tx: Transaction, header: UploadHeader, sha256: str) -> UploadResponse
     if stored is not None and stored != offered:
         raise OtherContent("another content is stored for this log")
     if stored is None:
-        tx.write(
-            insert(artifacts).values(
-                attempt_id=header.attempt_id,
-                log_artifact_id=header.log_artifact_id,
-                project_id=header.project_id,
-                run_id=header.run_id,
-                byte_length=header.byte_length,
-                sha256=sha256,
-                truncated=header.truncated,
-                stored_at_ms=tx.now_ms,
-            )
+        tx.add(
+            artifacts,
+            {
+                "attempt_id": header.attempt_id,
+                "log_artifact_id": header.log_artifact_id,
+                "project_id": header.project_id,
+                "run_id": header.run_id,
+                "byte_length": header.byte_length,
+                "sha256": sha256,
+                "truncated": header.truncated,
+                "stored_at_ms": tx.now_ms,
+            },
         )
     return UploadResponse(
         schema=UPLOAD_SCHEMA,

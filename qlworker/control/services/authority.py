@@ -8,7 +8,6 @@ Source: control-plane.md §4.3, §7.1. The worker never learns which of them fai
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import select, update
 
 from ...domain.canonical import digests_equal, lease_token_digest
 from ...domain.errors import Corrupt, Fenced
@@ -62,7 +61,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 def load_lease(tx: Transaction, attempt_id: str) -> DispatchLease | None:
     """The lease on an attempt, whatever its state, or None."""
-    row = tx.row(select(run_dispatch_leases).where(run_dispatch_leases.c.attempt_id == attempt_id))
+    row = tx.find(run_dispatch_leases, attempt_id=attempt_id)
     return None if row is None else DispatchLease(**row._mapping)
 
 
@@ -122,29 +121,16 @@ def require_lease(tx: Transaction, claim: Claim, expected_version: int) -> None:
 def change_lease(tx: Transaction, claim: Claim, **changes: Any) -> Claim:
     """The claim after a compare-and-set of its lease; version and expiry are projected into the attempt."""
     after = msgspec.structs.replace(claim.lease, updated_at_ms=tx.now_ms, **changes)
-    tx.write_one(
-        update(run_dispatch_leases)
-        .where(
-            run_dispatch_leases.c.attempt_id == claim.lease.attempt_id,
-            run_dispatch_leases.c.version == claim.lease.version,
-            run_dispatch_leases.c.status == claim.lease.status,
-        )
-        .values(updated_at_ms=tx.now_ms, **changes)
-    )
+    lease = claim.lease
+    present = {"attempt_id": lease.attempt_id, "version": lease.version, "status": lease.status}
+    tx.change(run_dispatch_leases, present, {"updated_at_ms": tx.now_ms, **changes})
     projection = {"lease_version": after.version, "lease_expires_at_ms": after.expires_at_ms}
     return Claim(claim.run, project_lease(tx, claim.attempt, projection), after)
 
 
 def load_revision(tx: Transaction, project_id: str, task_id: str, task_revision: str) -> ExecutionRevision:
     """The pinned revision, verified; never a newer one (control-plane.md §1.7). Raises Corrupt when missing or drifted."""
-    table = task_execution_revisions
-    row = tx.row(
-        select(table.c.content, table.c.content_digest).where(
-            table.c.project_id == project_id,
-            table.c.task_id == task_id,
-            table.c.task_revision == task_revision,
-        )
-    )
+    row = tx.find(task_execution_revisions, project_id=project_id, task_id=task_id, task_revision=task_revision)
     if row is None:
         raise Corrupt("the pinned execution revision is missing")
     try:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import bindparam, func, select
 
 from ...domain.canonical import digests_equal, lease_token_digest
 from ...wire.offers import OfferRequest
@@ -30,6 +30,13 @@ from .session import ONLINE, Caller, Session, load_session
 CLAIMED: Final = "claimed"
 QUEUED: Final = "queued"
 DISPATCHING: Final = "dispatching"
+
+_HELD: Final = select(func.count()).where(
+    run_dispatch_leases.c.worker_id == bindparam("worker"),
+    run_dispatch_leases.c.worker_session_id == bindparam("session"),
+    run_dispatch_leases.c.status == LEASED,
+    run_dispatch_leases.c.expires_at_ms > bindparam("now_ms"),
+)
 
 
 class Outcome(StrEnum):
@@ -107,15 +114,7 @@ def _is_holder(lease: DispatchLease, caller: Caller, request: OfferRequest) -> b
 
 def _held_by(tx: Transaction, session: Session) -> int:
     """Live leases of this session. The caller holds the worker's lock, so two pulls cannot both count the last slot."""
-    table = run_dispatch_leases
-    row = tx.row(
-        select(func.count()).where(
-            table.c.worker_id == session.worker_id,
-            table.c.worker_session_id == session.session_id,
-            table.c.status == LEASED,
-            table.c.expires_at_ms > tx.now_ms,
-        )
-    )
+    row = tx.row(_HELD, {"worker": session.worker_id, "session": session.session_id, "now_ms": tx.now_ms})
     return 0 if row is None else int(row[0])
 
 
@@ -151,13 +150,9 @@ def _grant(tx: Transaction, caller: Caller, granted: Claim, before: DispatchLeas
     lease = granted.lease
     values = msgspec.structs.asdict(lease)
     if before is None:
-        tx.write(insert(run_dispatch_leases).values(values))
+        tx.add(run_dispatch_leases, values)
     else:
-        tx.write_one(
-            update(run_dispatch_leases)
-            .where(run_dispatch_leases.c.attempt_id == lease.attempt_id, run_dispatch_leases.c.version == before.version)
-            .values(values)
-        )
+        tx.change(run_dispatch_leases, {"attempt_id": lease.attempt_id, "version": before.version}, values)
     attempt = advance_attempt(
         tx,
         granted.attempt,

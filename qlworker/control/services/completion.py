@@ -6,7 +6,6 @@ Source: control-plane.md §8 with D2 to D5, wire-protocol.md §8.3.
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import select
 
 from ...domain.canonical import digests_equal, js_json
 from ...domain.errors import Fenced
@@ -102,7 +101,7 @@ def _require_exact_repeat(tx: Transaction, claim: Claim, request: CompletionRequ
         and attempt.exit_code == request.result.exit_code
     )
     key = f"remote-completion:{attempt.id}:{claim.lease.lease_generation}:{request.callback_sequence}:attempt"
-    event = tx.row(select(run_events).where(run_events.c.run_id == claim.run.id, run_events.c.dedupe_key == key))
+    event = tx.find(run_events, run_id=claim.run.id, dedupe_key=key)
     if not same_row or event is None or event.type != f"attempt.{attempt.status}":
         raise Fenced("the attempt was completed with other facts")
     told = msgspec.json.decode(event.payload)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, or_, select
+from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, or_, select
 
 from ...domain.canonical import digests_equal, lease_token_digest
 from ...domain.capabilities import Capabilities
@@ -61,12 +61,11 @@ def pull(
 
 def _offered_before(tx: Transaction, offer_id: str) -> DispatchLease | None:
     """The lease with this offer id as it is under its run's lock, or None."""
-    table = run_dispatch_leases
-    found = tx.row(select(table.c.run_id).where(table.c.offer_id == offer_id))
+    found = tx.find(run_dispatch_leases, offer_id=offer_id)
     if found is None:
         return None
     tx.lock("run", found.run_id)
-    row = tx.row(select(table).where(table.c.offer_id == offer_id))
+    row = tx.find(run_dispatch_leases, offer_id=offer_id)
     return None if row is None else DispatchLease(**row._mapping)
 
 
@@ -165,9 +164,14 @@ class _Scan:
 def _page(tx: Transaction, worker_id: str, after: Row[Any] | None, limit: int) -> list[Row[Any]]:
     """Up to `limit` candidates behind `after`: priority first, then who waited longest (control-plane.md §5.2). What is for
     another worker by name is not among them."""
+    statement = _QUEUE if after is None else _QUEUE.where(_behind(after))
+    return tx.rows(statement, {"worker_id": worker_id, "now_ms": tx.now_ms, "page": limit})
+
+
+def _queue_statement() -> Select[Any]:
     newer = run_attempts.alias()
     lease = run_dispatch_leases
-    statement = (
+    return (
         select(
             runs.c.id.label("run_id"),
             run_attempts.c.id.label("attempt_id"),
@@ -187,20 +191,20 @@ def _page(tx: Transaction, worker_id: str, after: Row[Any] | None, limit: int) -
             runs.c.queued_at_ms.is_not(None),
             run_attempts.c.status == CLAIMED,
             run_attempts.c.executor_type == REMOTE_WORKER,
-            or_(runs.c.required_worker_id.is_(None), runs.c.required_worker_id == worker_id),
+            or_(runs.c.required_worker_id.is_(None), runs.c.required_worker_id == bindparam("worker_id")),
             ~select(newer.c.id).where(newer.c.run_id == runs.c.id, newer.c.attempt > run_attempts.c.attempt).exists(),
             or_(
                 lease.c.attempt_id.is_(None),
                 lease.c.status == RELEASED,
-                and_(lease.c.status == LEASED, lease.c.expires_at_ms <= tx.now_ms),
+                and_(lease.c.status == LEASED, lease.c.expires_at_ms <= bindparam("now_ms")),
             ),
         )
         .order_by(runs.c.priority.desc(), runs.c.queued_at_ms, run_attempts.c.created_at_ms, run_attempts.c.id)
-        .limit(limit)
+        .limit(bindparam("page"))
     )
-    if after is not None:
-        statement = statement.where(_behind(after))
-    return tx.rows(statement)
+
+
+_QUEUE: Final = _queue_statement()
 
 
 def _behind(row: Row[Any]) -> ColumnElement[bool]:

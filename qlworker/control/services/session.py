@@ -6,7 +6,6 @@ Source: control-plane.md §3, wire-protocol.md §2.
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import insert, select, update
 
 from ...domain.capabilities import Capabilities
 from ...domain.errors import Fenced, Refused, Transient
@@ -67,7 +66,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_session(tx: Transaction, worker_id: str) -> Session | None:
     """The worker's present session, whatever its state, or None."""
-    row = tx.row(select(worker_sessions).where(worker_sessions.c.worker_id == worker_id))
+    row = tx.find(worker_sessions, worker_id=worker_id)
     return None if row is None else Session(**row._mapping)
 
 
@@ -115,7 +114,7 @@ def register(tx: Transaction, caller: Caller, request: RegisterRequest, settings
         updated_at_ms=tx.now_ms,
     )
     if stored is None:
-        tx.write(insert(worker_sessions).values(msgspec.structs.asdict(session)))
+        tx.add(worker_sessions, msgspec.structs.asdict(session))
     else:
         _replace(tx, stored, session)
     return _registered(session, replaced=stored is not None)
@@ -225,17 +224,13 @@ def _known_session(tx: Transaction, caller: Caller, generation: int, version: in
 
 def _was_restored_lately(tx: Transaction, settings: Settings) -> bool:
     """Whether a session of before the restore may still live in its worker."""
-    table = scan_cursors
-    row = tx.row(select(table.c.updated_at_ms).where(table.c.scan == RESTORED))
+    row = tx.find(scan_cursors, scan=RESTORED)
     return row is not None and int(row.updated_at_ms) + settings.session_lease_max_ms > tx.now_ms
 
 
 def _replace(tx: Transaction, before: Session, after: Session) -> None:
-    tx.write_one(
-        update(worker_sessions)
-        .where(worker_sessions.c.worker_id == before.worker_id, worker_sessions.c.version == before.version)
-        .values(msgspec.structs.asdict(after))
-    )
+    present = {"worker_id": before.worker_id, "version": before.version}
+    tx.change(worker_sessions, present, msgspec.structs.asdict(after))
 
 
 def _check_lease(duration_ms: int, settings: Settings) -> None:
